@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A new disk gets its newest good checkpoint from the mirror; nothing else is taken for one."""
+
+import shutil
+
+import pytest
+
+from mprecipes.checkpoint.fetching import fetch_from_mirror
+from mprecipes.checkpoint.mirror import Mirror
+from mprecipes.checkpoint.policy import CheckpointPolicy
+from mprecipes.errors import CheckpointError, ConfigError, NoTrustedCheckpoint
+from tests.kept import TENSORS, Folder, contents, flip
+
+
+@pytest.fixture
+def home(tmp_path):
+    """A mirror with rolling checkpoints 4 and 8 and a milestone of step 6, and its policy."""
+    run = Folder(tmp_path / "first" / "mine")
+    url = f"file://{tmp_path}/mirror"
+    mirror = Mirror(url, run.path)
+    for step in (4, 8):
+        mirror.push(run.save(step), "checkpoints", f"step-{step:08d}", lambda _: None)
+    mirror.push(run.save(6), "milestones", "half", lambda _: None)
+    mirror.claim(run.run_id)
+    return tmp_path / "mirror" / "mine", CheckpointPolicy(mirror=url), run
+
+
+@pytest.fixture
+def new(tmp_path):
+    """The same run folder on an empty disk: another run id."""
+    return Folder(tmp_path / "second" / "mine", run_id="ffffffffffff")
+
+
+def test_the_newest_comes_back(home, new, caplog):
+    """It is published here byte for byte, and the mirror is this run's from now on."""
+    _, policy, run = home
+    manifest = fetch_from_mirror(new, policy)
+    assert manifest is not None and manifest.step == 8
+    assert manifest.folder == new.checkpoints / "step-00000008"
+    assert contents(manifest.folder) == contents(run.checkpoints / "step-00000008")
+    assert [path.name for path in new.checkpoints.iterdir()] == ["step-00000008"]
+    assert "fetching" in caplog.text and "step 8 was fetched" in caplog.text
+    owner = Mirror(policy.mirror, new.path).owner()
+    assert owner == {"writer": new.run_id, "run_ids": [run.run_id, new.run_id]}
+
+
+def test_damaged_ones_are_passed_over(home, new, caplog):
+    """The next older one is taken, a milestone too, and the log says why."""
+    folder, policy, _ = home
+    flip(folder / "checkpoints" / "step-00000008" / TENSORS)
+    manifest = fetch_from_mirror(new, policy)
+    assert manifest is not None and manifest.step == 6
+    assert new.steps() == [6]
+    assert f"checkpoints/step-00000008: {TENSORS}: sha256" in caplog.text
+
+
+def test_when_none_verifies_nothing_is_taken(home, new):
+    """All are named with what is wrong, and no folder is left here."""
+    folder, policy, _ = home
+    flip(folder / "checkpoints" / "step-00000008" / TENSORS)
+    flip(folder / "milestones" / "half" / "manifest.json")
+    shutil.rmtree(folder / "checkpoints" / "step-00000004")
+    with pytest.raises(NoTrustedCheckpoint) as caught:
+        fetch_from_mirror(new, policy)
+    assert "checkpoints/step-00000008" in caught.value.found
+    assert "milestones/half: manifest.json" in caught.value.found
+    assert caught.value.where == policy.mirror + "/mine"
+    assert caught.value.expected and caught.value.action
+    assert new.steps() == []
+
+
+def test_without_a_mirror_or_with_an_empty_one_there_is_nothing(home, new, tmp_path):
+    """The run starts at step 0."""
+    assert fetch_from_mirror(new, CheckpointPolicy()) is None
+    empty = CheckpointPolicy(mirror=f"file://{tmp_path}/empty")
+    assert fetch_from_mirror(new, empty) is None
+    assert not new.path.exists()
+
+
+def test_a_mirror_that_does_not_answer_stops_the_start(home, new):
+    """Starting from step 0 in silence would be the worst answer."""
+    folder, policy, _ = home
+    shutil.rmtree(folder)
+    folder.write_text("not a folder")
+    with pytest.raises(CheckpointError) as caught:
+        fetch_from_mirror(new, policy)
+    assert "NotADirectoryError" in caught.value.found
+    assert caught.value.where == policy.mirror + "/mine"
+    assert "a checkpoint from the mirror" in caught.value.expected
+    assert "launch again" in caught.value.action
+
+
+def test_another_runs_mirror_is_refused_once_this_one_has_trained(home, new):
+    """A run with a journal of its own does not go on from another run's checkpoint."""
+    _, policy, _ = home
+    (new.path / "journal").mkdir(parents=True)
+    (new.path / "journal" / "attempt-0000.jsonl").write_text("")
+    with pytest.raises(ConfigError) as caught:
+        fetch_from_mirror(new, policy)
+    assert caught.value.found == "run 0123456789ab writes here"
+    assert caught.value.expected == "a mirror of this run, ffffffffffff"
+    assert caught.value.where and caught.value.action
+
+
+def test_a_run_that_lost_its_checkpoints_gets_its_own_back(home):
+    """With journal and run id kept, what the mirror has of this run is taken."""
+    _, policy, run = home
+    (run.path / "journal").mkdir()
+    (run.path / "journal" / "attempt-0000.jsonl").write_text("")
+    shutil.rmtree(run.checkpoints)
+    manifest = fetch_from_mirror(run, policy)
+    assert manifest is not None and manifest.step == 8
+
+
+def test_a_full_disk_leaves_nothing_half(home, new, monkeypatch):
+    """A fetch that cannot be written is refused as such and is not visible."""
+    _, policy, _ = home
+    new.path.mkdir(parents=True)
+    new.checkpoints.write_text("not a folder")
+    with pytest.raises(CheckpointError) as caught:
+        fetch_from_mirror(new, policy)
+    assert "free space" in caught.value.action

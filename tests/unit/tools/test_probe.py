@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A mode that trains as FP32 does passes, and one that does not is named with its cause."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from mprecipes.compute.policy import NumericsPolicy
+from mprecipes.compute.precision import MODES
+from mprecipes.compute.ranks import Ranks
+from mprecipes.data.reading import read_data
+from mprecipes.tools.probe import Prober, load_recipe, probe_recipe, size_warnings
+from tests.fix64 import MODEL, RECIPE, write_rows
+from tests.toy_model import tiny_llama
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory):
+    """A recipe's module, a config of FIX-64, and its rows."""
+    rows = write_rows(tmp_path_factory.mktemp("rows") / "rows.jsonl")
+    recipe = load_recipe(RECIPE)
+    config = recipe.Config(
+        output_dir="x", dataset=str(rows), seq_length=16, eval_fraction=None, model_config=MODEL,
+        per_device_train_batch_size=4, max_steps=4, warmup_steps=1, learning_rate=1e-3,
+    )  # fmt: skip
+    return recipe, config, read_data(config, Ranks(), should_stop=lambda: False).train
+
+
+def test_every_mode_of_a_sound_model_passes(probed):
+    """Gradients at the same weights and losses of four steps are those of FP32, within limits."""
+    recipe, config, data = probed
+    found = probe_recipe(recipe, config, data, ["bf16", "fp16", "fp8", "tf32"], steps=4,
+                         policy=NumericsPolicy(), device=CPU)  # fmt: skip
+    by_mode = {findings.mode: findings for findings in found}
+    assert [f.passed for f in found] == [True, True, True, True, False]
+    assert by_mode["tf32"].reason.startswith("not run: device cpu")
+    cosines = {mode: f.worst[2] for mode, f in by_mode.items() if f.layers}
+    assert cosines["fp16"] > cosines["bf16"] > cosines["fp8"] > 0.95
+    assert len(by_mode["bf16"].layers) == 20 and len(by_mode["bf16"].losses) == 4
+    assert by_mode["fp16"].skipped_steps == 0 and by_mode["fp8"].tokens_per_second > 0
+    assert json.dumps([f.to_dict() for f in found])
+
+
+def test_a_mode_that_fails_is_named_with_its_cause(probed):
+    """Sabotage: an MLP whose 16-bit output is noise fails, and holding MLPs in FP32 helps."""
+    recipe, config, data = probed
+    build_model = recipe.build_model
+
+    def broken(config):
+        model = build_model(config)
+
+        def noisy(module, inputs, output):
+            return output if output.dtype == torch.float32 else -output
+
+        model.get_submodule("model.layers.1.mlp").register_forward_hook(noisy)
+        return model
+
+    recipe.build_model = broken
+    try:
+        prober = Prober(recipe, config, data, steps=4, device=CPU)
+        assert prober.reference().passed
+        found = prober.probe(MODES["bf16"], NumericsPolicy())
+    finally:
+        recipe.build_model = build_model
+    assert not found.passed and "cosine" in found.reason
+    assert found.cause.startswith("MLP in FP32 helps: worst cosine")
+
+
+def test_sizes_that_miss_a_multiple_are_warned_of():
+    """257 words miss 8 and 16, heads of 8 miss 16 alone; 32 and 64 are fine."""
+    lines = size_warnings(tiny_llama().config)
+    assert [line.partition(":")[0] for line in lines] == ["vocab_size 257", "head_dim 8"]
+    assert "pad_vocab_to_multiple_of: 16" in lines[0]
+    gpt2 = AutoConfig.for_model("gpt2", n_embd=40, n_head=4, vocab_size=256)
+    assert [line.split()[:2] for line in size_warnings(gpt2)] == [
+        ["hidden_size", "40:"], ["head_dim", "10:"],
+    ]  # fmt: skip
+    assert "no multiple of 8" in lines[0] and "multiple of 8:" not in lines[1]
