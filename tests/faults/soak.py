@@ -89,6 +89,19 @@ class Truth:
         return self._digests[step]
 
 
+def check_ends(results: list[dict]) -> None:
+    """Fails unless the ranks that were to die did so by the signal.
+
+    Of two, which die one after the other, the second may have seen the loss of the first, and end.
+
+    Raises:
+        Loss: none was killed, or one ended as if nothing had happened.
+    """
+    by_signal = [result["status"] == -signal.SIGKILL for result in results]
+    if not any(by_signal) or any(result["status"] == 0 for result in results):
+        raise Loss(f"ended by itself: {results}")
+
+
 class ToyRun:
     """The toy on one or two ranks, killed and resumed."""
 
@@ -109,9 +122,7 @@ class ToyRun:
         before = len(self._notes())
         results = run_jobs(*jobs)
         notes = self._notes()
-        for rank in dead:
-            if results[rank]["status"] != -signal.SIGKILL:
-                raise Loss(f"rank {rank} ended by itself: {results[rank]}")
+        check_ends([results[rank] for rank in dead])
         resumed = [step for what, step in notes[before:] if what == "resumed"]
         if resumed not in ([], [max([0, *self.record.steps])]):
             raise Loss(f"resumed from {resumed}, {self.record.steps} were there")

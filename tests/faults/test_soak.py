@@ -2,10 +2,11 @@
 """The soak survives a few kills, and it sees every kind of loss it is there to see."""
 
 import shutil
+import signal
 
 import pytest
 
-from tests.faults.soak import Loss, Record, soak
+from tests.faults.soak import Loss, Record, check_ends, soak
 from tests.kept import Folder, flip
 
 pytestmark = pytest.mark.faults
@@ -25,6 +26,23 @@ def test_time_is_bounded(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("MPRECIPES_CACHE", str(tmp_path / "cache"))
     assert soak(tmp_path, 9, 0, -1.0, 1) == 0
     assert "are over after 0 kills" in capsys.readouterr().out
+
+
+KILLED, RAISED = {"status": -signal.SIGKILL}, {"status": 1, "error": {"kind": "RuntimeError"}}
+DONE = {"status": 0, "value": {}}
+
+
+@pytest.mark.parametrize("results", [[KILLED], [KILLED, KILLED], [KILLED, RAISED]])
+def test_ends_by_the_signal(results):
+    """The second of two may see that the first is gone before its own signal comes."""
+    check_ends(results)
+
+
+@pytest.mark.parametrize("results", [[RAISED], [DONE], [RAISED, RAISED], [KILLED, DONE]])
+def test_an_end_of_its_own_is_a_loss(results):
+    """An error that nobody's death explains, or a rank that goes on as if nothing had happened."""
+    with pytest.raises(Loss, match="ended by itself"):
+        check_ends(results)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 from tests.fix64 import RECIPE, options, write_rows
 from tests.launching import launch, run_command
 from tests.reading import (
+    assert_released,
     assert_same_run,
     attempt_lines,
     checkpoint_steps,
@@ -65,7 +66,8 @@ def test_killed_on_probation_it_goes_on_from_what_was_saved(folder, go):
     ended = again()
     assert ended.codes == [0], ended.output
     report = resume_report(run, 2)
-    assert (report["step"], report["base"], report["verdict"]) == (9, 6, "released")
+    assert (report["step"], report["base"]) == (9, 6)
+    assert_released(report)
     assert manifest(run, 12)["provisional"] == {"attempt": 2, "base": 6}
     assert manifest(run, 14)["provisional"] is None
     assert_same_run(run, folder / "whole")
@@ -93,7 +95,7 @@ def test_another_environment_passes_when_its_drift_is_small(go):
     ended = again(plant="other_torch")
     assert ended.codes == [0], ended.output
     report = resume_report(run, 1)
-    assert report["verdict"] == "released"
+    assert_released(report)
     (row,) = (check for check in report["checks"] if check["name"] == "communication")
     found = row["found"]["environment"]
     assert found["changes"][0].startswith("environment.torch: ")
@@ -110,7 +112,7 @@ def test_a_probe_of_one_process_is_repeated_by_two(folder, go):
     ended = again(*words, world_size=2)
     assert ended.codes == [0, 0], ended.output
     report = resume_report(run, 1)
-    assert report["verdict"].startswith("released")
+    assert report["verdict"].startswith("released")  # other dropout, and a warning that says so
     assert report["replayed_steps"] == 2
 
 

@@ -92,7 +92,7 @@ def test_a_resume_leaves_out_the_same_samples(rows, whole, tmp_path, fault):
     report = reading.resume_report(run, 1)
     resumed_from = {"kill@rollback.recorded": 10, "kill@rollback.begin": 15, "kill@step:18": 15}
     assert report["step"] == resumed_from[fault]
-    assert report["verdict"].startswith("released")  # a busy machine may be slower, and warned of
+    reading.assert_released(report)
     assert report["replayed_steps"] == (3 if fault == "kill@step:18" else 0)
     reading.assert_same_run(run, whole[0])
     assert reading.manifest(run, 20)["skipped_samples"] == [list(SPIKE)]
