@@ -25,7 +25,7 @@ from mprecipes.checkpoint.storage import SUFFIX, FileEntry, bytes_of, damaged
 
 BAR_AFTER_SECONDS = 3.0
 _CHUNK_BYTES, _MAX_BUFFERS = 2 << 20, 512  # of one read; IOV_MAX is 1024 on Linux
-_READERS = 4  # on fewer processors too: while one waits for the disk another hashes
+_READERS = 8  # on fewer processors too: while some wait for the disk others hash
 _MEASURED_SHARE = 16  # the first 1/16 of the bytes say how long the rest takes
 
 

@@ -18,7 +18,7 @@ from mprecipes.checkpoint.finite import not_finite as not_finite
 from mprecipes.checkpoint.fragments import fragment_of
 from mprecipes.checkpoint.modules import clean, local_parts, unsupported, weights_of
 from mprecipes.checkpoint.modules import unwrap as unwrap
-from mprecipes.checkpoint.storage import files_of
+from mprecipes.checkpoint.storage import ALIGNMENT, files_of
 from mprecipes.errors import VerificationError
 
 _LIKE_PARAMETER = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
@@ -121,8 +121,8 @@ class HostBuffers:
         views = {}
         for names in files_of(tensors):
             size = sum(tensors[name].nbytes for name in names)
-            buffer = torch.empty(size, dtype=torch.uint8, pin_memory=self._pin).zero_()
-            start = 0
+            buffer = torch.empty(size + ALIGNMENT, dtype=torch.uint8, pin_memory=self._pin).zero_()
+            start = -buffer.data_ptr() % ALIGNMENT  # so that it can be written past the page cache
             for name in names:
                 part = buffer[start : start + tensors[name].nbytes]
                 views[name] = part.view(tensors[name].dtype).view(tensors[name].shape)

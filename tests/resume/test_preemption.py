@@ -157,7 +157,7 @@ def test_asked_to_stop_by_a_file_while_data_is_prepared(tmp_path):
 def test_a_second_interrupt_after_three_seconds_forces_the_end(tmp_path, fix64):
     """A first SIGINT waits for a step that does not end; the one 3 s later does not wait."""
     run = tmp_path / "run"
-    fault = ",".join(["slow@step:3"] * 60)  # 30 seconds
+    fault = ",".join(["slow@step:3"] * 240)  # 120 seconds
     with start(RECIPE, options(fix64, run), env={"MPRECIPES_FAULT": fault}) as running:
         journal = run / "journal" / "attempt-0000.jsonl"
         running.wait_until(lambda: journal.exists() and len(attempt_lines(run, 0)) == 3)
@@ -170,6 +170,6 @@ def test_a_second_interrupt_after_three_seconds_forces_the_end(tmp_path, fix64):
         assert worker.is_running()
         worker.send_signal(signal.SIGINT)
         running.finish()
-    assert time.monotonic() - began < 25
+    assert time.monotonic() - began < 100
     (entry,) = run_json(run)["attempts"]
     assert (entry["outcome"], entry["exit_code"]) == ("interrupted", 130)

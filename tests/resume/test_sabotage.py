@@ -117,7 +117,7 @@ def test_a_collective_that_hangs_ends_the_others(killed, tmp_path):
     words += ["--probation", json.dumps({"communication_seconds": 2.0})]
     ended = run_recipe(words, world_size=2, plant="collective_hangs", grace=2)
     assert ended.codes == [4, -9], ended.output
-    assert ended.seconds < 20
+    assert ended.seconds < 55  # its own limit, not the 60 s that are the default
     assert "rank 0 asked the others: communication: all_reduce is" in ended.output
     assert "expected: known answers within 2 s" in ended.output
     report = resume_report(run, 1)

@@ -59,7 +59,8 @@ def test_one_save_is_in_flight_and_the_next_waits(tmp_path, plant):
     assert run.manager.candidates()[-1] == 1
     run.manager.wait()
     first, second = run.manager.finished()
-    assert first.waited_seconds < 0.1 < second.waited_seconds <= second.blocked_seconds
+    assert 0.1 < second.waited_seconds <= second.blocked_seconds
+    assert first.waited_seconds < second.waited_seconds
     assert run.manager.counts["waits"] == 1
     assert run.manager.candidates() == [2, 1]
 
