@@ -68,21 +68,21 @@ def test_two_known_bytes_in_two_runs(tmp_path):
 
 def test_large_state_is_cut_into_files_at_tensors(tmp_path):
     """No file exceeds the limit unless one tensor alone does."""
-    tensors = {f"t{i}": torch.full((100,), float(i)) for i in range(5)}  # 400 bytes each
+    tensors = {f"t{i}": torch.full((100,), float(i)) for i in range(13)}  # 400 bytes each
     tensors["large"] = torch.zeros(500)
     entries = put(tensors, tmp_path, rank=0, world_size=1, max_file_bytes=1000)
-    assert [entry.path[-15:-12] for entry in entries] == ["000", "001", "002", "003"]
+    assert [entry.path[-15:-12] for entry in entries] == [f"{n:03d}" for n in range(8)]
     back = get(tmp_path, entries)
     assert {name: back[name].tolist() for name in tensors} == {
         name: tensors[name].tolist() for name in tensors
     }
 
 
-def test_a_large_share_is_four_files_of_equal_size():
-    """Hashed and read in parallel; beyond 2 GiB fours of them, below 64 MiB one."""
-    meta = {f"t{i}": torch.empty(1 << 20, device="meta") for i in range(600)}  # 4 MiB each
+def test_a_large_share_is_eight_files_of_equal_size():
+    """Hashed and read in parallel; beyond 4 GiB eights of them, below 64 MiB one."""
+    meta = {f"t{i}": torch.empty(1 << 20, device="meta") for i in range(1200)}  # 4 MiB each
     sizes = lambda names: [len(files_of(dict(list(meta.items())[:n]))) for n in names]  # noqa: E731
-    assert sizes([1, 15, 16, 24, 32, 512, 513, 600]) == [1, 1, 2, 3, 4, 4, 8, 8]
+    assert sizes([1, 15, 16, 24, 64, 1024, 1025, 1200]) == [1, 1, 2, 3, 8, 8, 16, 16]
     assert {len(names) for names in files_of(meta)} == {75}
 
 
