@@ -2,6 +2,7 @@
 """What every test stands on: no network, a cache of its own, and no process left behind."""
 
 import os
+import signal
 import uuid
 
 # Before anything imports huggingface_hub, which reads its variable once.
@@ -9,6 +10,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["WANDB_MODE"] = "offline"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.pop("MPRECIPES_FAULT", None)
+# As Python handles it, also for the processes of tests: in the background of a shell it is ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import psutil
 import pytest

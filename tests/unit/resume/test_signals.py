@@ -73,15 +73,6 @@ def test_the_death_of_the_launcher_is_a_request():
     parent.stdout.close()
 
 
-@pytest.fixture
-def python_interrupts():
-    """SIGINT as Python handles it; tests that run in the background of a shell ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("python_interrupts")
 @pytest.mark.parametrize(("seconds", "insists"), [(2.9, False), (3.0, True)])
 def test_a_second_interrupt_three_seconds_later_is_insistence(seconds, insists):
     """One Ctrl-C reaches a process twice; a later one means now."""
