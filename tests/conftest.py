@@ -10,8 +10,6 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["WANDB_MODE"] = "offline"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.pop("MPRECIPES_FAULT", None)
-# As Python handles it, also for the processes of tests: in the background of a shell it is ignored.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import psutil
 import pytest
@@ -19,6 +17,9 @@ import pytest
 from tests.launching import TEST_ID, end_processes, marked_processes
 
 END_SECONDS = 5.0
+
+# As Python handles it, also for the processes of tests: in the background of a shell it is ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
