@@ -12,6 +12,7 @@ On disk, beside the checkpoints: `checkpoints/evaluations.json` (step -> metric 
 import json
 import logging
 import math
+import os
 import re
 import threading
 from collections import Counter
@@ -21,7 +22,7 @@ from typing import Protocol
 
 from mprecipes.checkpoint import milestones
 from mprecipes.checkpoint.manifest import Manifest
-from mprecipes.checkpoint.milestones import make_milestone, read_milestones
+from mprecipes.checkpoint.milestones import DamagedSource, make_milestone, read_milestones
 from mprecipes.checkpoint.mirror import Mirror, Mirrored
 from mprecipes.checkpoint.mirroring import PAUSES, Copy, Mirroring, Roots
 from mprecipes.checkpoint.policy import CheckpointPolicy
@@ -228,8 +229,8 @@ class Aftercare:
             if manifest.step in self._policy.milestone_steps:
                 names.add(step_name(manifest.step))
             for name in sorted(names):
-                if name in there and there[name].root_sha256 != manifest.root_sha256:
-                    name = f"{name}-{step_name(manifest.step)}"  # the name is another step's
+                if is_taken(self._folder.milestones / name, there.get(name), manifest):
+                    name = f"{name}-{step_name(manifest.step)}"
                 copied = name in there and there[name].root_sha256 == manifest.root_sha256
                 if not copied and (name, manifest.root_sha256) not in self._refused:
                     missing.append((manifest, name))
@@ -243,7 +244,7 @@ class Aftercare:
             except RecipeError as error:
                 self._counts["milestone_errors"] += 1
                 log.warning("milestone %s of step %d: %s", name, manifest.step, error)
-                if isinstance(error, VerificationError):
+                if isinstance(error, DamagedSource):
                     self.damaged.add(manifest.step)
                 if isinstance(error, VerificationError | ConfigError):
                     self._refused.add((name, manifest.root_sha256))  # trying again changes nothing
@@ -307,6 +308,13 @@ class Aftercare:
         except OSError as error:
             self._counts["aftercare_errors"] += 1
             log.warning("%s of step %d is not written (%s)", EVALUATIONS, step, error)
+
+
+def is_taken(path: Path, there: Manifest | None, manifest: Manifest) -> bool:
+    """Whether a milestone's name is another checkpoint's, or that of one that cannot be read."""
+    if there is None:
+        return os.path.lexists(path)
+    return there.root_sha256 != manifest.root_sha256
 
 
 def pin_path(checkpoints: Path, step: int) -> Path:

@@ -11,7 +11,15 @@ from pathlib import Path
 import torch
 
 from mprecipes.checkpoint.contents import MAX_HEADER_BYTES
-from mprecipes.checkpoint.storage import DTYPES, SUFFIX, FileEntry, damaged
+from mprecipes.checkpoint.storage import (
+    DTYPES,
+    SUFFIX,
+    DamagedFile,
+    FileEntry,
+    UnreachableFile,
+    damaged,
+    is_unreachable,
+)
 
 _DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
@@ -50,7 +58,12 @@ def read_headers(folder: Path, entries: Sequence[FileEntry]) -> list[Header]:
 
 @contextlib.contextmanager
 def opened(folder: Path, entry: FileEntry) -> Iterator[int]:
-    """The descriptor of a file of the entry's size; whatever goes wrong with it is damage."""
+    """The descriptor of a file of the entry's size.
+
+    Raises:
+        DamagedFile: it has another size or cannot be read.
+        UnreachableFile: it cannot be read, and that is not the file's fault.
+    """
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
         descriptor = os.open(folder / entry.path, flags)
@@ -62,7 +75,8 @@ def opened(folder: Path, entry: FileEntry) -> Iterator[int]:
             os.close(descriptor)
     except OSError as error:
         found = f"unreadable ({error.strerror})"
-        raise damaged(folder, entry, found, f"{entry.bytes} bytes") from error
+        kind = UnreachableFile if is_unreachable(error) else DamagedFile
+        raise damaged(folder, entry, found, f"{entry.bytes} bytes", kind) from error
 
 
 def _read_header(folder: Path, entry: FileEntry) -> Header:

@@ -13,13 +13,15 @@ import json
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from mprecipes.checkpoint.contents import doubtful, listed
-from mprecipes.checkpoint.storage import FileEntry
+from mprecipes.checkpoint.contents import doubtful
+from mprecipes.checkpoint.problems import Problem
+from mprecipes.checkpoint.storage import FileEntry, UnreachableFile, is_unreachable
 from mprecipes.errors import VerificationError
 from mprecipes.identity.files import canonical_json, fsync_directory, sha256_file
 
@@ -34,24 +36,6 @@ _KEYS: dict[str, type | tuple[type, ...]] = {
     "files": list, "params": dict, "shapes": dict, "state_digests": dict,
     "scaler": (dict, type(None)), "milestone": (str, type(None)), "root_sha256": str,
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One file that is not what it should be.
-
-    Attributes:
-        tensors: those the file holds, or held as far as that can be known: all are doubtful.
-    """
-
-    path: str
-    found: str
-    expected: str
-    tensors: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        text = f"{self.path}: {self.found}, expected {self.expected}"
-        return f"{text} (in it: {listed(self.tensors)})" if self.tensors else text
 
 
 @dataclass(frozen=True)
@@ -148,6 +132,7 @@ def read_manifest(folder: Path) -> Manifest:
     Raises:
         VerificationError: it is not a text of ours, its root digest does not agree, or a path in it
             is absolute, leaves the folder, is listed twice, or is a link.
+        UnreachableFile: it cannot be read, and that is not its own fault.
     """
     path = folder / NAME
     try:
@@ -155,7 +140,9 @@ def read_manifest(folder: Path) -> Manifest:
             raise _refused(folder, "a symbolic link", "a real folder and a real manifest.json")
         data = path.read_bytes()
     except OSError as error:
-        raise _refused(folder, f"unreadable ({error.strerror})", "a readable file") from error
+        kind = UnreachableFile if is_unreachable(error) else VerificationError
+        found = f"unreadable ({error.strerror})"
+        raise _refused(folder, found, "a readable file", kind=kind) from error
     try:
         values = json.loads(data, object_pairs_hook=_object, parse_constant=_constant)
     except (ValueError, RecursionError) as error:
@@ -201,7 +188,7 @@ def verify_folder(folder: Path, digest: Callable[[Path], str] = sha256_file) -> 
     try:
         manifest = read_manifest(folder)
     except VerificationError as error:
-        return [Problem(NAME, error.found, error.expected)]
+        return [Problem.of(error, NAME)]
     known = {entry.path for entry in manifest.files} | {NAME, SUMS}
     problems = [
         Problem(name, "a file the manifest does not list", "no such file")
@@ -218,16 +205,17 @@ def verify_folder(folder: Path, digest: Callable[[Path], str] = sha256_file) -> 
 def _check(path: Path, entry: FileEntry, digest: Callable[[Path], str]) -> Problem | None:
     whole = f"a file of {entry.bytes} bytes"
     try:
-        found = os.lstat(path)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.lstat(path)
+        if not stat.S_ISREG(status.st_mode):
             return Problem(entry.path, "not a regular file", "a regular file")
-        if found.st_size != entry.bytes:
-            return Problem(entry.path, f"{found.st_size} bytes", f"{entry.bytes} bytes")
+        if status.st_size != entry.bytes:
+            return Problem(entry.path, f"{status.st_size} bytes", f"{entry.bytes} bytes")
         sha256 = digest(path)
     except FileNotFoundError:
         return Problem(entry.path, "missing", whole)
     except OSError as error:
-        return Problem(entry.path, f"unreadable ({error.strerror})", whole)
+        found = f"unreadable ({error.strerror})"
+        return Problem(entry.path, found, whole, unreachable=is_unreachable(error))
     if sha256 != entry.sha256:
         return Problem(entry.path, f"sha256 {sha256}", f"sha256 {entry.sha256}")
     return None
@@ -266,8 +254,8 @@ def _entries(folder: Path, values: list[Any]) -> list[FileEntry]:
         if entry.bytes < 0 or entry.rank < 0 or not re.fullmatch(r"[0-9a-f]{64}", entry.sha256):
             raise _refused(folder, f"a file entry {_short(value)}", "a size, a rank, 64 hex digits")
         entries.append(entry)
-    paths = [entry.path for entry in entries]
-    if doubled := sorted({path for path in paths if paths.count(path) > 1}):
+    paths = Counter(entry.path for entry in entries)
+    if doubled := sorted(path for path, count in paths.items() if count > 1):
         raise _refused(folder, f"{', '.join(doubled)} listed more than once", "each file once")
     return entries
 
@@ -313,9 +301,13 @@ def _kind(kind: type | tuple[type, ...]) -> str:
 
 
 def _refused(
-    folder: Path, found: str, expected: str, action: str | None = None
+    folder: Path,
+    found: str,
+    expected: str,
+    action: str | None = None,
+    kind: type[VerificationError] = VerificationError,
 ) -> VerificationError:
-    return VerificationError(
+    return kind(
         found,
         expected=expected,
         where=f"{folder.name}/{NAME}",

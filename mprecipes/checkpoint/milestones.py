@@ -68,7 +68,8 @@ def make_milestone(source: Manifest, milestones: Path, name: str) -> Manifest:
 
     Raises:
         ConfigError: the name is not allowed, or another checkpoint has it.
-        VerificationError: the checkpoint, or the milestone that is there, does not verify.
+        DamagedSource: the checkpoint does not verify.
+        VerificationError: the milestone that is there does not.
         CheckpointError: the copy could not be made.
     """
     target = milestones / check_name(name)
@@ -196,10 +197,15 @@ def _existing(source: Manifest, target: Path) -> Manifest:
     return there
 
 
+class DamagedSource(VerificationError):
+    """The checkpoint that was to be a milestone does not verify itself."""
+
+
 def _bad_copy(source: Manifest, problems: list[Problem]) -> Exception:
     """Says whether the copy is bad or what it was made of."""
-    if own := verify_folder(source.folder):
-        return VerificationError(
+    own = verify_folder(source.folder)
+    if own and not any(problem.unreachable for problem in own):
+        return DamagedSource(
             "; ".join(map(str, own)),
             expected="a checkpoint whose every byte verifies",
             where=f"checkpoints/{source.folder.name}",

@@ -25,7 +25,7 @@ from mprecipes.checkpoint.policy import CheckpointPolicy
 from mprecipes.checkpoint.saving import rank_file
 from mprecipes.checkpoint.search import Refusal, by_writer, find_newest, verify_everywhere
 from mprecipes.checkpoint.shelf import RunFolderLike, Shelf
-from mprecipes.checkpoint.storage import DamagedFile
+from mprecipes.checkpoint.storage import DamagedFile, UnreachableFile
 from mprecipes.checkpoint.supply import Wrong
 from mprecipes.compute.ranks import Ranks
 from mprecipes.errors import NoTrustedCheckpoint, VerificationError
@@ -140,8 +140,8 @@ class Restorer:
         except DamagedFile as error:
             path = error.where.rpartition("/")[2]
             names = [entry.path for entry in manifest.files]
-            tensors = tuple(doubtful(manifest.folder, path, names, manifest.params))
-            return {}, [Problem(path, error.found, error.expected, tensors)]
+            tensors = doubtful(manifest.folder, path, names, manifest.params)
+            return {}, [Problem.of(error, path, tensors)]
 
     def _restore(self, manifest: Manifest) -> dict[str, Any]:
         fault_point("restore.begin", manifest.step)
@@ -154,7 +154,8 @@ class Restorer:
         except VerificationError:
             if problems := verify_folder(manifest.folder):  # a damaged header fits nothing either
                 first = problems[0]
-                raise DamagedFile(
+                kind = UnreachableFile if first.unreachable else DamagedFile
+                raise kind(
                     first.found,
                     expected=first.expected,
                     where=f"{manifest.folder.name}/{first.path}",

@@ -222,7 +222,8 @@ class Scrubber:
             self.counts["scrub_problems"] += 1
             text = "; ".join(map(str, found.problems))
             log.warning("%s does not verify any more: %s", found.place, text)
-            if found.kind == "checkpoint" and found.step is not None:
+            is_damaged = not all(problem.unreachable for problem in found.problems)
+            if found.kind == "checkpoint" and found.step is not None and is_damaged:
                 self._damaged(found.step)
         self.counts["scrubs"] += 1
         problems = [

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mprecipes.checkpoint.agreement import agree
 from mprecipes.checkpoint.manifest import NAME, Manifest, Problem, read_manifest, verify_folder
+from mprecipes.checkpoint.problems import check_reachable
 from mprecipes.checkpoint.shelf import Shelf, step_name
 from mprecipes.checkpoint.supply import Wrong, look, supply
 from mprecipes.compute.ranks import Ranks
@@ -52,7 +53,8 @@ def find_newest(
 
     Raises:
         NoTrustedCheckpoint: there are, or were, checkpoints and none is accepted; on every rank.
-        CheckpointError: a node cannot write, or does not keep, what another has; on every rank.
+        CheckpointError: a node cannot read, cannot write, or does not keep what is there; on every
+            rank.
     """
     lists = agree(ranks, _DOING, lambda: _Listed.of(shelf))
     names, refusals, earlier = _candidates(shelf, ranks, [lists[rank] for rank in ranks.writers])
@@ -182,8 +184,10 @@ def _refuse_twice(name: str, wrong: Wrong, failed: set[tuple[str, int]]) -> None
 
 
 def _refuse(shelf: Shelf, ranks: Ranks, name: str, wrong: Wrong) -> list[Refusal]:
-    """Sets a checkpoint aside where it is wrong."""
+    """Sets a checkpoint aside where it is wrong; the same answer, or error, on every rank."""
     refusals = []
+    for rank, problems in wrong.items():
+        check_reachable(name, problems, f", on the node of rank {rank}")
     for rank, problems in wrong.items():
         target = None
         if rank == ranks.rank:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mprecipes.checkpoint.manifest import NAME, Manifest, Problem, read_manifest, verify_folder
+from mprecipes.checkpoint.problems import check_reachable
 from mprecipes.errors import VerificationError
 from mprecipes.faults import fault_point
 from mprecipes.identity.files import fsync_directory, remove_unfinished, write_json_atomically
@@ -68,7 +69,7 @@ class Shelf:
             try:
                 found.append(read_manifest(path))
             except VerificationError as error:
-                broken.append((path.name, Problem(NAME, error.found, error.expected)))
+                broken.append((path.name, Problem.of(error, NAME)))
         found.sort(key=lambda each: (-each.step, each.folder.name != step_name(each.step)))
         return found, broken
 
@@ -107,7 +108,9 @@ class Shelf:
 
         Raises:
             OSError: it could not be moved.
+            CheckpointError: it could not be read, which does not make it bad; it stays.
         """
+        check_reachable(folder.name, problems)
         self.quarantine.mkdir(parents=True, exist_ok=True)
         target, number = self.quarantine / folder.name, 1
         while os.path.lexists(target):
@@ -118,6 +121,8 @@ class Shelf:
         fault_point("quarantine.after_move")
         fsync_directory(folder.parent)
         details = [asdict(problem) for problem in problems]
+        for each in details:
+            del each["unreachable"]  # see above
         reason = {"folder": folder.name, "time": time.time(), "problems": details}
         write_json_atomically(target.with_name(f"{target.name}.reason.json"), reason)
         self.counts["quarantined"] += 1

@@ -121,8 +121,9 @@ class HostBuffers:
         views = {}
         for names in files_of(tensors):
             size = sum(tensors[name].nbytes for name in names)
-            buffer = torch.empty(size + ALIGNMENT, dtype=torch.uint8, pin_memory=self._pin).zero_()
-            start = -buffer.data_ptr() % ALIGNMENT  # so that it can be written past the page cache
+            spare = 0 if self._pin else ALIGNMENT  # page-locked memory begins on a page
+            buffer = torch.empty(size + spare, dtype=torch.uint8, pin_memory=self._pin).zero_()
+            start = -buffer.data_ptr() % ALIGNMENT if spare else 0  # for `storage._write_direct`
             for name in names:
                 part = buffer[start : start + tensors[name].nbytes]
                 views[name] = part.view(tensors[name].dtype).view(tensors[name].shape)

@@ -14,6 +14,7 @@ import errno
 import fcntl
 import functools
 import hashlib
+import heapq
 import json
 import os
 from collections import deque
@@ -37,6 +38,12 @@ _HASH_THREADS = 2
 ALIGNMENT = (
     4096  # of the memory, offsets and sizes of direct writes. Source: open(2), NOTES, O_DIRECT
 )
+_UNREACHABLE = {
+    errno.ESTALE, errno.ETIMEDOUT, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE,
+    errno.ENOMEM, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ENOTCONN, errno.ECONNRESET,
+    errno.ECONNABORTED, errno.ECONNREFUSED, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN,
+    errno.ENETUNREACH, errno.ENOLCK, errno.ESHUTDOWN,
+}  # fmt: skip
 _O_DIRECT = getattr(os, "O_DIRECT", 0)  # Linux only
 _DIRECT_BYTES = 1 << 20  # files of less go through the page cache
 _WRITE_BACK = 2  # Source: linux/fs.h, SYNC_FILE_RANGE_WRITE: start it, do not wait
@@ -71,13 +78,18 @@ def share_of(tensors: Mapping[str, torch.Tensor], *, rank: int, world_size: int)
 
     The same on every rank that passes the same names and sizes; each name falls to one rank.
     """
-    shares: list[list[str]] = [[] for _ in range(world_size)]
-    loads = [0] * world_size
-    for name in sorted(tensors, key=lambda name: (-tensors[name].nbytes, name)):
-        lightest = loads.index(min(loads))
+    return _shares({name: tensor.nbytes for name, tensor in tensors.items()}, world_size)[rank]
+
+
+def _shares(sizes: Mapping[str, int], count: int) -> list[list[str]]:
+    """Largest first, each name to the share that is smallest then, the first one of equals."""
+    shares: list[list[str]] = [[] for _ in range(count)]
+    loads = [(0, number) for number in range(count)]  # a heap
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        load, lightest = loads[0]
         shares[lightest].append(name)
-        loads[lightest] += tensors[name].nbytes
-    return shares[rank]
+        heapq.heapreplace(loads, (load + sizes[name], lightest))
+    return shares
 
 
 def files_of(
@@ -87,15 +99,15 @@ def files_of(
 
     Depends on names and sizes alone, not on their order.
     """
-    total = sum(tensor.nbytes for tensor in tensors.values())
+    sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
+    total = sum(sizes.values())
     count = max(1, min(_MANY_FILES, total // _FEW_BYTES))
     if total > count * max_file_bytes:
         count = _MANY_FILES * -(-total // (_MANY_FILES * max_file_bytes))
+    count = max(count, sum(2 * size > max_file_bytes for size in sizes.values()))  # no two of these
     while True:
-        files = [share_of(tensors, rank=number, world_size=count) for number in range(count)]
-        files = [names for names in files if names]
-        sizes = [sum(tensors[name].nbytes for name in names) for names in files]
-        if all(size <= max_file_bytes or len(names) == 1 for size, names in zip(sizes, files)):
+        files = [names for names in _shares(sizes, count) if names]
+        if all(len(n) == 1 or sum(map(sizes.__getitem__, n)) <= max_file_bytes for n in files):
             break
         count += 1
     return [sorted(names, key=lambda name: (-tensors[name].itemsize, name)) for names in files]
@@ -178,9 +190,23 @@ def put_bytes(data: bytes, folder: Path, name: str, *, rank: int) -> FileEntry:
     return FileEntry(name, len(data), hashlib.sha256(data).hexdigest(), rank)
 
 
-def damaged(folder: Path, entry: FileEntry, found: str, expected: str) -> "DamagedFile":
+class DamagedFile(VerificationError):
+    """A file of a checkpoint is not what its manifest says: an older checkpoint may be."""
+
+
+class UnreachableFile(DamagedFile):
+    """It could not be read, for a reason that is not its own: it may be as good as ever."""
+
+
+def damaged(
+    folder: Path,
+    entry: FileEntry,
+    found: str,
+    expected: str,
+    kind: type[DamagedFile] = DamagedFile,
+) -> DamagedFile:
     """Gives the error for a file that is not what its entry says."""
-    return DamagedFile(
+    return kind(
         found,
         expected=f"{expected}, as when rank {entry.rank} wrote it",
         where=f"{folder.name}/{entry.path}",
@@ -188,8 +214,9 @@ def damaged(folder: Path, entry: FileEntry, found: str, expected: str) -> "Damag
     )
 
 
-class DamagedFile(VerificationError):
-    """A file of a checkpoint is not what its manifest says: an older checkpoint may be."""
+def is_unreachable(error: OSError) -> bool:
+    """Whether a file could not be read because of the mount, its permissions or this process."""
+    return error.errno in _UNREACHABLE
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -33,7 +33,7 @@ def look(folder: Path) -> list[Problem]:
     try:
         known = {entry.path: entry.sha256 for entry in read_manifest(folder).files}
     except VerificationError as error:
-        return [Problem(NAME, error.found, error.expected)]
+        return [Problem.of(error, NAME)]
     return verify_folder(folder, lambda path: known.get(path.name) or sha256_file(path))
 
 

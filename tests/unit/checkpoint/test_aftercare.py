@@ -418,3 +418,19 @@ def test_a_spike_that_everything_is_younger_than_keeps_nothing(run):
     aftercare.keep_before = 1
     publish(run, aftercare, 1, 2)
     assert names(run.checkpoints) == ["step-00000002"]
+
+
+def test_a_milestone_that_rotted_does_not_make_its_next_one_damaged(run):
+    """The new milestone has its step in the name; the step it was made of is as good as before."""
+    aftercare = care(run, keep_last=1)
+    publish(run, aftercare, 10, milestone="pretrain-end")
+    data = bytearray((run.milestones / "pretrain-end" / "manifest.json").read_bytes())
+    data[5] ^= 1
+    (run.milestones / "pretrain-end" / "manifest.json").write_bytes(data)
+    publish(run, aftercare, 20, milestone="pretrain-end")
+    assert aftercare.damaged == set()
+    assert read_manifest(run.milestones / "pretrain-end-step-00000020").step == 20
+    assert (run.milestones / "pretrain-end" / "manifest.json").read_bytes() == bytes(data)
+    assert aftercare.counts["milestone_errors"] == 0
+    publish(run, aftercare, 30)
+    assert run.steps() == [30]

@@ -86,6 +86,16 @@ def test_a_large_share_is_eight_files_of_equal_size():
     assert {len(names) for names in files_of(meta)} == {75}
 
 
+def test_large_tensors_have_files_of_their_own():
+    """No two of more than 256 MiB fit into one file: 40 of them and 20 small ones are 40 files."""
+    meta = {f"t{i}": torch.empty(70 << 20, device="meta") for i in range(40)}  # 280 MiB each
+    meta |= {f"s{i}": torch.empty(1 << 18, device="meta") for i in range(20)}  # 1 MiB each
+    files = files_of(meta)
+    assert len(files) == 40
+    assert sorted(name for names in files for name in names) == sorted(meta)
+    assert {sum(name[0] == "t" for name in names) for names in files} == {1}
+
+
 def test_ranks_share_whole_tensors_by_bytes(tmp_path):
     """Two ranks write each tensor once between them, half of the bytes each."""
     tensors = {f"t{i}": torch.zeros(10 + i) for i in range(8)}
