@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""At most one save in flight: handed to the background thread, waited for, and told once."""
+"""At most one save in flight: handed to a background thread, waited for, and told once.
+
+What follows a save has a thread of its own, so that the next save does not wait for it: a milestone
+of a large state is copied and read again for minutes, and the other ranks wait for no more than the
+limit of a collective, a preemption not even that long.
+"""
 
 import logging
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +24,7 @@ Outcome = tuple[SaveReport, RecipeError | None]
 
 
 class Flight:
-    """The saves of one rank and what follows them, in order, on one background thread.
+    """The saves of one rank in order, and what follows them in order, on a thread each.
 
     Attributes:
         last: report of the newest save that ended, None before the first.
@@ -30,7 +35,9 @@ class Flight:
 
     def __init__(self, policy: CheckpointPolicy, grace: Grace) -> None:
         self._grace = grace
-        self._policy, self._thread = policy, background_thread("mprecipes-save")
+        self._policy = policy
+        self._saving = background_thread("mprecipes-save")
+        self._following = background_thread("mprecipes-follow")
         self._save: Future[Outcome] | None = None
         self._others: list[Future[None]] = []
         self._ended: list[SaveReport] = []
@@ -44,7 +51,7 @@ class Flight:
         """Starts a save when the one before was waited for."""
         assert self._save is None
         self.failure = None
-        self._save = self._submit(work)
+        self._save = _submit(self._saving, work)
         return self._save
 
     def blocked(self, seconds: float, waited: float) -> None:
@@ -52,7 +59,10 @@ class Flight:
         self._blocked = (seconds, waited)
 
     def follow(self, work: Callable[[], None]) -> None:
-        """Does something after all that was begun; its errors are counted and end nothing."""
+        """Does something after all that follows already; its errors are counted and end nothing.
+
+        Beside the saves: what needs one of them waits for its result.
+        """
 
         def carefully() -> None:
             try:
@@ -62,7 +72,7 @@ class Flight:
                 log.warning("after a save: %s; the run goes on", error)
 
         self._others = [future for future in self._others if not future.done()]
-        self._others.append(self._submit(carefully))
+        self._others.append(_submit(self._following, carefully))
 
     def land(self) -> None:
         """Waits for the save in flight; counts it when there was something to wait for."""
@@ -109,14 +119,16 @@ class Flight:
         return error
 
     def close(self) -> None:
-        """Ends the thread; what is begun later is done by the caller's."""
+        """Ends the threads; what is begun later is done by the caller's."""
         self.settle()
-        self._thread.shutdown()
+        self._saving.shutdown()
+        self._following.shutdown()
 
-    def _submit(self, work: Callable[[], Any]) -> Future[Any]:
-        try:
-            return self._thread.submit(work)
-        except RuntimeError:  # closed, or no thread can be started; peers wait for this rank
-            future: Future[Any] = Future()
-            future.set_result(work())
-            return future
+
+def _submit(thread: ThreadPoolExecutor, work: Callable[[], Any]) -> Future[Any]:
+    try:
+        return thread.submit(work)
+    except RuntimeError:  # closed, or no thread can be started; peers wait for this rank
+        future: Future[Any] = Future()
+        future.set_result(work())
+        return future

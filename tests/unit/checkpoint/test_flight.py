@@ -130,3 +130,18 @@ def test_leaving_the_context_drains(tmp_path, plant):
         raise KeyError
     assert verify_folder(run.folder.checkpoints / "step-00000001") == []
     run.manager.close()
+
+
+def test_a_save_does_not_wait_for_what_follows_another(tmp_path, plant):
+    """A milestone is being copied, slowly: the next save is published meanwhile."""
+    run = Run(tmp_path)
+    plant(",".join(["slow@milestone.before_copy:1"] * 20))  # 10 seconds
+    run.train([1], save=False)
+    run.save(1, milestone="warm", wait=False)
+    run.train([2], wait=False)
+    run.manager.save(run.position(3), facts={}, rank_state={})  # waits for the save of step 2
+    assert {1, 2} <= set(run.manager.candidates())
+    assert not (run.folder.milestones / "warm").exists()
+    run.manager.wait()
+    assert (run.folder.milestones / "warm").exists()
+    assert run.manager.candidates() == [3, 2, 1]
