@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import re
+import sys
 import sysconfig
 import time
 from collections import Counter
@@ -54,7 +55,8 @@ class Corpus:
         name: the source as it was given. kind: what it was found to be.
         files: in canonical order.
         skipped: rows left out in the latest iteration, by reason.
-        digest_cache: a JSON file that remembers the digests of large unchanged files, or None.
+        digest_cache: a JSON file that remembers the digests of large unchanged files, or None; a
+            damaged one is replaced.
     """
 
     name: str
@@ -112,13 +114,11 @@ class Corpus:
     @cached_property
     def content_digest(self) -> str:
         """SHA-256 over format, size and SHA-256 of each file, in order; blocks on reading them."""
-        known: dict[str, str] = {}
-        if self.digest_cache and self.digest_cache.exists():
-            known = json.loads(self.digest_cache.read_text())
-        num_known, total = len(known), hashlib.sha256()
+        remembered = _remembered(self.digest_cache) if self.digest_cache else {}
+        known, total = dict(remembered or {}), hashlib.sha256()
         for _, path, format in self.files:
             total.update(f"{format} {_size_and_digest(path, known)}\n".encode("ascii"))
-        if self.digest_cache and len(known) != num_known:
+        if self.digest_cache and known != remembered:
             self.digest_cache.parent.mkdir(parents=True, exist_ok=True)
             write_json_atomically(self.digest_cache, known)
         return total.hexdigest()
@@ -247,6 +247,23 @@ def _stamp(path: Path) -> _Stamp:
     except OSError:
         return None  # reading the rows refuses or counts it
     return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
+
+
+def _remembered(path: Path) -> dict[str, str] | None:
+    """Gives the digests in a file, none where there is no file, and None where it is damaged."""
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(path.read_text())
+        problem = "" if isinstance(value, dict) else f"a {type(value).__name__}, not an object"
+    except (OSError, ValueError) as error:
+        problem = str(error)
+    if not problem and not all(isinstance(digest, str) for digest in value.values()):
+        problem = "values that are not text"
+    if problem:
+        print(f"hashing large files anew: {path}: {problem}", file=sys.stderr)
+        return None
+    return value
 
 
 def _size_and_digest(path: Path, known: dict[str, str]) -> str:

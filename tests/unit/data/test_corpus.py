@@ -208,3 +208,19 @@ def test_the_digest_of_a_large_file_is_remembered_until_it_changes(tmp_path):
     changed = open_corpus(path, digest_cache=memory).content_digest
     path.write_bytes(b"a" * (1 << 20))
     assert changed != young == open_corpus(path, digest_cache=memory).content_digest
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [b'{"/data/a.txt 1 2 3 4": "4 0f', b"", b"\xff", b"[]", b'"text"', b'{"a": 5}', b'{"a": null}'],
+)
+def test_a_damaged_memory_of_digests_is_replaced(tmp_path, capsys, damaged):
+    """Cut short, of another form or with other values: said, hashed anew, and written afresh."""
+    source, memory = write_jsonl(tmp_path / "rows.jsonl", "a"), tmp_path / "digests.json"
+    memory.write_bytes(damaged)
+    found = open_corpus(source, digest_cache=memory).content_digest
+    assert f"hashing large files anew: {memory}: " in capsys.readouterr().err
+    assert found == open_corpus(source).content_digest
+    assert json.loads(memory.read_text()) == {}
+    open_corpus(source, digest_cache=memory).content_digest  # noqa: B018 - computed when asked for
+    assert capsys.readouterr().err == ""
