@@ -86,7 +86,8 @@ def prepare_chats(
         eval_fraction: share of each source's conversations that is held out; None is none.
 
     Raises:
-        DataError: a source is malformed or missing, or nothing of it is left to train on.
+        DataError: a source is malformed, missing or changed meanwhile, or nothing of it is left to
+            train on.
         Preempted: `should_stop` said so.
     """
     cache, ended = cache_dir or default_cache_dir(), threading.Event()
@@ -164,15 +165,9 @@ def _write(
     skipped: Counter[str] = Counter()
     rule = "none"
     for source in opened:
-        stamps = source.corpus.stamps()
+        source.corpus.require_unchanged()
         conversations = _encoded(source, encoder, truncation, seq_length, counts, should_stop)
-        if source.corpus.stamps() != stamps:
-            raise DataError(
-                "files that changed while they were read",
-                expected="a source that stays as it is during preparation",
-                where=source.name,
-                action="launch again once the files are complete",
-            )
+        source.corpus.require_unchanged()
         skipped += source.skipped
         held, rule = _held_out(len(conversations), eval_fraction)
         kept = [pieces for pieces, is_held in zip(conversations, held) if not is_held]
@@ -194,6 +189,8 @@ def _write(
     offsets = np.cumsum([0, *train.sizes[:-1]])
     numbers = [rows + begin for rows, begin in zip(mixed_rows(train.sizes, shares), offsets)]
     np.concatenate(numbers).astype(np.int64).tofile(folder / "train.index")
+    for source in opened:
+        source.corpus.require_unchanged()
     return {
         "num_conversations": counts["conversations"],
         "skipped_rows": dict(sorted(skipped.items())),

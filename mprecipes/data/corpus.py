@@ -2,9 +2,9 @@
 """Documents of text from files, folders and `datasets`, each with the file and line it stands at.
 
 Promises: canonical order (by relative path); a content digest over the source's bytes that no
-path, name or time enters; a row without a text is refused with `file:line`, or with
-`on_bad_rows="skip"` left out and counted by reason. Not offered: streams and shuffle buffers,
-whose position cannot be restored.
+path, name or time enters; a file that changed after the corpus was opened is noticed; a row without
+a text is refused with `file:line`, or with `on_bad_rows="skip"` left out and counted by reason. Not
+offered: streams and shuffle buffers, whose position cannot be restored.
 """
 
 import hashlib
@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import re
+import sys
 import sysconfig
 import time
 from collections import Counter
@@ -35,6 +36,7 @@ _SMALL_BYTES = 1 << 20  # smaller files are hashed at every start
 _SETTLED_SECONDS = 2.0  # younger files may change again within one tick of the file system's clock
 
 _File = tuple[str, Path, str]  # the name to show, the path, the format
+_Stamp = tuple[int, int, int, int] | None  # bytes, both times, inode; None where there is no file
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class Corpus:
         name: the source as it was given. kind: what it was found to be.
         files: in canonical order.
         skipped: rows left out in the latest iteration, by reason.
-        digest_cache: a JSON file that remembers the digests of large unchanged files, or None.
+        digest_cache: a JSON file that remembers the digests of large unchanged files, or None; a
+            damaged one is replaced.
     """
 
     name: str
@@ -63,6 +66,9 @@ class Corpus:
     on_bad_rows: str
     digest_cache: Path | None = None
     skipped: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self._opened = [_stamp(path) for _, path, _ in self.files]  # before any of them is read
 
     def __iter__(self) -> Iterator[Document]:
         self.skipped.clear()
@@ -83,21 +89,36 @@ class Corpus:
             ) from row
         self.skipped[row.reason] += 1
 
-    def stamps(self) -> list[tuple[int, int]]:
-        """Gives size and modification time of every file: a change while reading shows here."""
-        stats = [path.stat() for _, path, _ in self.files if path.exists()]
-        return [(stat.st_size, stat.st_mtime_ns) for stat in stats]
+    def require_unchanged(self) -> None:
+        """Compares every file's size, times and inode with those when the corpus was opened.
+
+        After a pass without an error, what was read is what `content_digest` stands for.
+
+        Raises:
+            DataError: a file changed, came or went since.
+        """
+        changed = [
+            shown
+            for (shown, path, _), opened in zip(self.files, self._opened)
+            if _stamp(path) != opened
+        ]
+        if changed:
+            more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+            raise DataError(
+                "files that changed while they were read",
+                expected="a source that stays as it is during preparation",
+                where=changed[0] + more,
+                action="launch again once the files are complete",
+            )
 
     @cached_property
     def content_digest(self) -> str:
         """SHA-256 over format, size and SHA-256 of each file, in order; blocks on reading them."""
-        known: dict[str, str] = {}
-        if self.digest_cache and self.digest_cache.exists():
-            known = json.loads(self.digest_cache.read_text())
-        num_known, total = len(known), hashlib.sha256()
+        remembered = _remembered(self.digest_cache) if self.digest_cache else {}
+        known, total = dict(remembered or {}), hashlib.sha256()
         for _, path, format in self.files:
             total.update(f"{format} {_size_and_digest(path, known)}\n".encode("ascii"))
-        if self.digest_cache and len(known) != num_known:
+        if self.digest_cache and known != remembered:
             self.digest_cache.parent.mkdir(parents=True, exist_ok=True)
             write_json_atomically(self.digest_cache, known)
         return total.hexdigest()
@@ -218,6 +239,31 @@ def _hub(name: str) -> list[_File]:
         ) from error
     paths = [Path(entry["filename"]) for entry in loaded.cache_files]
     return [(f"{name}/{path.name}", path, ".arrow") for path in paths]
+
+
+def _stamp(path: Path) -> _Stamp:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None  # reading the rows refuses or counts it
+    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
+
+
+def _remembered(path: Path) -> dict[str, str] | None:
+    """Gives the digests in a file, none where there is no file, and None where it is damaged."""
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(path.read_text())
+        problem = "" if isinstance(value, dict) else f"a {type(value).__name__}, not an object"
+    except (OSError, ValueError) as error:
+        problem = str(error)
+    if not problem and not all(isinstance(digest, str) for digest in value.values()):
+        problem = "values that are not text"
+    if problem:
+        print(f"hashing large files anew: {path}: {problem}", file=sys.stderr)
+        return None
+    return value
 
 
 def _size_and_digest(path: Path, known: dict[str, str]) -> str:

@@ -38,10 +38,11 @@ def pack_documents(
     `documents` or `last_rows`), and under `train` and `heldout` `file`, `first_row`, `num_rows`.
 
     Raises:
-        DataError: a bad row, a source that changed meanwhile, or too little text for one row.
+        DataError: a bad row, a source that changed since it was opened, or too little text for one
+            row.
         Preempted: `should_stop` said so.
     """
-    stamps = corpus.stamps()
+    corpus.require_unchanged()
     num_documents = sum(1 for _ in corpus) if eval_fraction else None
     rule = "none"
     if eval_fraction and num_documents is not None:
@@ -65,13 +66,7 @@ def pack_documents(
                 writer.add([ids for ids, at in zip(documents, places) if at == place])
             seen += len(documents)
             report(len(documents), sum(map(len, documents)))
-    if corpus.stamps() != stamps:
-        raise DataError(
-            "files that changed while they were read",
-            expected="a source that stays as it is during preparation",
-            where=corpus.name,
-            action="launch again once the files are complete",
-        )
+    corpus.require_unchanged()
     shares = [{"file": w.path.name, "first_row": 0, "num_rows": w.num_rows} for w in writers]
     if rule == "last_rows":
         shares = _split_last_rows(shares[0], eval_fraction or 0.0)

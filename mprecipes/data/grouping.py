@@ -24,7 +24,8 @@ _SALT = 0x67726F7570
 class GroupedOrder(SampleOrder):
     """`SampleOrder` with rows of like length together; every row still comes once per epoch.
 
-    Where an epoch ends inside a stretch, the rows of both epochs in it are sorted together.
+    Where an epoch ends inside a stretch, the rows of both epochs in it are sorted together. The two
+    stretches sorted last stay in memory: a run asks for each once per micro-batch.
 
     Attributes:
         lengths: tokens of every row.
@@ -33,6 +34,9 @@ class GroupedOrder(SampleOrder):
 
     lengths: np.ndarray = field(repr=False)
     global_batch: int
+    _sorted: dict[int, np.ndarray] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )  # a copy by `replace` starts with none: what it replaces may decide them
 
     def __call__(self, first: int, count: int) -> np.ndarray:
         """Gives the rows (int64) of the run's samples `first` .. `first + count - 1`."""
@@ -45,6 +49,13 @@ class GroupedOrder(SampleOrder):
         return rows
 
     def _stretch(self, number: int) -> np.ndarray:
+        if number not in self._sorted:
+            if len(self._sorted) == 2:
+                del self._sorted[next(iter(self._sorted))]
+            self._sorted[number] = self._sort(number)
+        return self._sorted[number]
+
+    def _sort(self, number: int) -> np.ndarray:
         size = BATCHES * self.global_batch
         rows = SampleOrder(self.num_sequences, self.seed)(number * size, size)
         rows = rows[np.argsort(self.lengths[rows], kind="stable")].reshape(BATCHES, -1)

@@ -123,7 +123,9 @@ class SampleOrder:
 
     def rows(self, position: Position, count: int) -> np.ndarray:
         """Gives the rows of the `count` samples that follow a position, without what it skips."""
-        return replace(self, skipped=position.skipped)(position.samples_seen, count)
+        same = position.skipped == self.skipped  # a copy would not have what this one remembers
+        order = self if same else replace(self, skipped=position.skipped)
+        return order(position.samples_seen, count)
 
     def whole(self, samples: np.ndarray) -> np.ndarray:
         """Gives the numbers in the whole order of samples numbered without the skipped ranges."""

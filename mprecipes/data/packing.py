@@ -87,7 +87,8 @@ def prepare_data(
 
     Raises:
         ConfigError: the options contradict each other.
-        DataError: the source is malformed, missing or too small, or the wait was too long.
+        DataError: a source is malformed, missing, too small or changed meanwhile, or the wait was
+            too long.
         Preempted: `should_stop` said so.
     """
     _check_options(tokenizer, train_tokenizer_vocab, seq_length, eval_fraction)
@@ -108,16 +109,17 @@ def prepare_data(
             "digest_cache": digests,
         }
         corpus = open_corpus(source, **options)
+        evaluation = open_corpus(eval_source, **options) if eval_source else None
         given = None if train_tokenizer_vocab else load_tokenizer(tokenizer)
         fraction = None if eval_source else eval_fraction
         train = builder.entry(corpus, given, vocab=train_tokenizer_vocab, eval_fraction=fraction)
         names = {"source": corpus.name, "source_kind": corpus.kind, "text_field": text_field}
         names["tokenizer"] = f"trained-{train_tokenizer_vocab}" if given is None else tokenizer
-        if not eval_source:
+        if evaluation is None:
             return train, None, names
-        names["eval_source"] = eval_source
+        names["eval_source"] = evaluation.name
         same = load_tokenizer(str(train / "tokenizer")) if given is None else given
-        return train, builder.entry(open_corpus(eval_source, **options), same), names
+        return train, builder.entry(evaluation, same), names
 
     train, heldout, names = on_main(ranks, work, wait_seconds, ended)
     return agree(ranks, lambda: _open(train, heldout, names), cache)
@@ -179,6 +181,7 @@ class _Builder:
         with locked(entry, wait_seconds=self.wait_seconds, should_stop=self.should_stop):
             if entry.exists() and self._is_usable(entry, corpus):
                 return entry
+            corpus.require_unchanged()  # the wait for the lock may have been long
             facts: dict[str, Any] = {}
             with building(entry, facts) as folder:
                 if tokenizer is None:

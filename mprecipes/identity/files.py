@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,9 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Replaces `path` with `data`: temporary file, fsync, `os.replace`, fsync of the folder.
 
     On disk afterwards: the old content or the new, never a part of either. Blocks for two fsyncs.
+    Several may write one path: on a shared disk also processes of other machines with equal ids.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(8)}.tmp")
     try:
         with open(temporary, "wb") as file:
             file.write(data)

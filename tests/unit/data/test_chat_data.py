@@ -136,6 +136,36 @@ def test_a_mixture_keeps_its_shares(tmp_path):
     assert data.num_targets(np.arange(10)) == 40
 
 
+@pytest.mark.parametrize("rewritten", ["a", "b"])
+def test_a_source_rewritten_while_another_is_encoded_is_refused(tmp_path, rewritten):
+    """The second before its turn and the first after it: named, and nothing is published."""
+    rows = [chat(f"q{number}", "old") for number in range(30)]
+    paths = {name: write_jsonl(tmp_path / f"{name}.jsonl", rows) for name in "ab"}
+    sources = {str(path): 0.5 for path in paths.values()}
+    calls = []
+
+    def rewrites() -> bool:
+        calls.append(1)
+        if len(calls) == (31 if rewritten == "a" else 1):
+            write_jsonl(paths[rewritten], [chat("q", "new answers")] * 30)
+        return False
+
+    with pytest.raises(DataError) as caught:
+        prepared(tmp_path, "", sources=sources, should_stop=rewrites)
+    error = caught.value
+    assert error.found == "files that changed while they were read"
+    assert "stays as it is during preparation" in error.expected
+    assert error.where == str(paths[rewritten])
+    assert "launch again" in error.action
+    left = [path.name for path in (tmp_path / "cache" / "chats").iterdir()]
+    assert [name for name in left if not name.startswith(".lock")] == []
+    write_jsonl(paths[rewritten], rows)
+    again = prepared(tmp_path, "", sources=sources)
+    fresh = prepared(tmp_path, "", sources=sources, cache_dir=tmp_path / "other")
+    assert again.facts == fresh.facts
+    assert again.train.path.read_bytes() == fresh.train.path.read_bytes()
+
+
 def test_the_cache_is_used_and_options_that_decide_make_another(tmp_path, capsys):
     """The same options read the cache; another template, length or policy prepares anew."""
     source = write_jsonl(tmp_path / "a.jsonl", [chat("a", "b")] * 4)

@@ -161,6 +161,35 @@ def test_the_digest_follows_content_alone(tmp_path):
     assert open_corpus(two.parent).content_digest == digests[0]
 
 
+def test_a_file_that_changed_since_the_corpus_was_opened_is_named(tmp_path):
+    """A file written to, replaced by one of the same size and time, or gone; others are not."""
+    paths = [write_jsonl(tmp_path / name / f"{name}.jsonl", name) for name in "abcd"]
+    corpus = open_corpus(tmp_path)
+    assert (len(texts_of(corpus)), len(corpus.content_digest)) == (4, 64)
+    corpus.require_unchanged()
+
+    def where():
+        with pytest.raises(DataError) as caught:
+            corpus.require_unchanged()
+        error = caught.value
+        assert error.found == "files that changed while they were read"
+        assert "stays as it is" in error.expected
+        assert "launch again" in error.action
+        return error.where
+
+    stat, other = paths[3].stat(), write_jsonl(tmp_path / "new", "D")
+    os.utime(other, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    os.replace(other, paths[3])
+    now = paths[3].stat()
+    assert (now.st_size, now.st_mtime_ns) == (stat.st_size, stat.st_mtime_ns)
+    assert where() == str(paths[3])
+    paths[2].unlink()
+    assert where() == f"{paths[2]} and 1 more"
+    write_jsonl(paths[1], "longer")
+    assert where() == f"{paths[1]} and 2 more"
+    open_corpus(tmp_path).require_unchanged()
+
+
 def test_the_digest_of_a_large_file_is_remembered_until_it_changes(tmp_path):
     """A settled large file is hashed once; the same length and time with another byte is seen."""
     path, memory = tmp_path / "big.txt", tmp_path / "cache" / "digests.json"
@@ -179,3 +208,19 @@ def test_the_digest_of_a_large_file_is_remembered_until_it_changes(tmp_path):
     changed = open_corpus(path, digest_cache=memory).content_digest
     path.write_bytes(b"a" * (1 << 20))
     assert changed != young == open_corpus(path, digest_cache=memory).content_digest
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [b'{"/data/a.txt 1 2 3 4": "4 0f', b"", b"\xff", b"[]", b'"text"', b'{"a": 5}', b'{"a": null}'],
+)
+def test_a_damaged_memory_of_digests_is_replaced(tmp_path, capsys, damaged):
+    """Cut short, of another form or with other values: said, hashed anew, and written afresh."""
+    source, memory = write_jsonl(tmp_path / "rows.jsonl", "a"), tmp_path / "digests.json"
+    memory.write_bytes(damaged)
+    found = open_corpus(source, digest_cache=memory).content_digest
+    assert f"hashing large files anew: {memory}: " in capsys.readouterr().err
+    assert found == open_corpus(source).content_digest
+    assert json.loads(memory.read_text()) == {}
+    open_corpus(source, digest_cache=memory).content_digest  # noqa: B018 - computed when asked for
+    assert capsys.readouterr().err == ""

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepared data: what the cache holds, what its fingerprint covers, how ranks share the work."""
 
+import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -116,6 +118,85 @@ def test_a_fraction_splits_the_rows(source, tmp_path):
     assert (len(parts[0]), len(parts[1])) == (48, 16)
     assert prepared.facts["heldout_rule"] == "last_rows"
     assert bytes(parts[0][-1][:3] + parts[1][0][:3]) == b"047048"
+
+
+def published(cache):
+    return [path for path in (cache / "packed").iterdir() if not path.name.startswith(".lock")]
+
+
+class AtCall:
+    """A question whether to stop, answered with no; at one call it does something else before."""
+
+    def __init__(self, number, action):
+        self.number, self.action, self.calls = number, action, 0
+
+    def __call__(self):
+        self.calls += 1
+        if self.calls == self.number:
+            self.action()
+        return False
+
+
+def refused(source, cache, **changes):
+    with pytest.raises(DataError) as caught:
+        prepare(source, cache, **changes)
+    error = caught.value
+    assert error.found == "files that changed while they were read"
+    assert "stays as it is during preparation" in error.expected
+    assert "launch again" in error.action
+    return error.where
+
+
+@pytest.mark.parametrize("keeps_size_and_time", [False, True])
+def test_a_source_rewritten_while_the_tokenizer_is_trained_is_refused(
+    source, tmp_path, keeps_size_and_time
+):
+    """New rows never stand under the digest of the old ones; both versions work afterwards."""
+    old, stat = source.read_bytes(), source.stat()
+    size = 3 if keeps_size_and_time else 4
+
+    def rewrite():
+        new = write(tmp_path / "new.jsonl", ["z" * size] * 64)
+        if keeps_size_and_time:
+            os.utime(new, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        os.replace(new, source)
+
+    options = {"train_tokenizer_vocab": 260}
+    last_of_training = AtCall(64, rewrite)
+    where = refused(source, tmp_path / "cache", should_stop=last_of_training, **options)
+    assert (where, last_of_training.calls) == (str(source), 64)
+    assert published(tmp_path / "cache") == []
+    new = prepare(source, tmp_path / "cache", **options)
+    source.write_bytes(old)
+    again, fresh = (prepare(source, tmp_path / name, **options) for name in ("cache", "other"))
+    assert again.facts == fresh.facts
+    assert again.train.path.read_bytes() == fresh.train.path.read_bytes()
+    assert again.facts["fingerprint"] != new.facts["fingerprint"]
+
+
+def test_a_source_rewritten_while_the_lock_is_waited_for_is_refused(source, tmp_path):
+    """The wait for another launch is part of the preparation."""
+    entry = prepare(source, tmp_path / "cache").tokenizer_dir.parent
+    shutil.rmtree(entry)
+    with open(entry.with_name(f".lock-{entry.name}"), "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        def rewrite():
+            write(source, ["new", "rows"])
+            fcntl.flock(lock, fcntl.LOCK_UN)
+
+        assert refused(source, tmp_path / "cache", should_stop=AtCall(1, rewrite)) == str(source)
+    assert published(tmp_path / "cache") == []
+
+
+def test_an_evaluation_source_rewritten_meanwhile_is_refused(source, tmp_path):
+    """It is that of the launch too, although it is read after the training rows are published."""
+    other = write(tmp_path / "eval.jsonl", ["abc", "abd"])
+    rewrite = AtCall(1, lambda: write(other, ["new rows"]))
+    options = {"eval_source": str(other), "should_stop": rewrite}
+    assert refused(source, tmp_path / "cache", **options) == str(other)
+    assert len(published(tmp_path / "cache")) == 1
+    assert len(prepare(source, tmp_path / "cache", **options).heldout) == 2
 
 
 def test_a_damaged_entry_is_prepared_anew(source, tmp_path, capsys):

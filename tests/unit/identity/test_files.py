@@ -54,9 +54,25 @@ def test_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["run.json"]
 
 
+def test_two_writers_of_one_path_keep_apart(tmp_path, monkeypatch):
+    """A write inside another with the same process id: both succeed, and the later one stands."""
+    path, real = tmp_path / "digests.json", os.fsync
+
+    def fsync(descriptor):
+        monkeypatch.setattr(os, "fsync", real)
+        write_atomically(path, b"inner")
+        assert path.read_bytes() == b"inner"
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_atomically(path, b"outer")
+    assert path.read_bytes() == b"outer"
+    assert os.listdir(tmp_path) == ["digests.json"]
+
+
 def test_what_a_killed_writer_left_is_removed(tmp_path):
     """Only our own temporary files go, and a folder that is not there is no error."""
-    for name in (".run.json.17.tmp", "run.json", ".hidden", "notes.tmp"):
+    for name in (".run.json.17-0f.tmp", ".run.json.17.tmp", "run.json", ".hidden", "notes.tmp"):
         (tmp_path / name).write_bytes(b"x")
     remove_unfinished(tmp_path)
     remove_unfinished(tmp_path / "absent")
