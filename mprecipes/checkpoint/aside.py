@@ -5,15 +5,16 @@ On disk: `set_aside/step-00000500/`, moved there whole, and `set_aside/step-0000
 To use one again, move its folder back into `checkpoints/` (or name its step with `--resume_from`).
 """
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from mprecipes.checkpoint.manifest import Manifest, read_manifest, verify_folder
 from mprecipes.checkpoint.milestones import copy_file, read_milestones
 from mprecipes.checkpoint.shelf import Shelf, step_name
-from mprecipes.errors import CheckpointError, ConfigError
+from mprecipes.errors import CheckpointError, ConfigError, VerificationError
 from mprecipes.identity.files import fsync_directory, write_json_atomically
 
 FOLDER = "set_aside"
@@ -57,7 +58,7 @@ def set_aside(
 def steps_to_choose(run: Path, checkpoints: Path) -> list[int]:
     """Gives the steps of all checkpoints and milestones, those that were set aside too."""
     here = Shelf(checkpoints, run / "quarantine", "").scan()[0]
-    return sorted({manifest.step for manifest in here} | dict(_others(run)).keys())
+    return sorted({manifest.step for manifest in here} | {step for step, _ in _others(run)})
 
 
 def choose(
@@ -77,7 +78,7 @@ def choose(
         known: `steps_to_choose` of all nodes; None where there is one.
 
     Raises:
-        ConfigError: there is no such step; those there are are named.
+        ConfigError: there is no such step, and those there are are named; or it does not verify.
         CheckpointError: something could not be moved or copied.
     """
     known = steps_to_choose(run, checkpoints) if known is None else known
@@ -90,19 +91,36 @@ def choose(
             action="name one of these, or leave the flag out to go on from the newest",
         )
     here = {manifest.step for manifest in Shelf(checkpoints, run / "quarantine", "").scan()[0]}
-    others = dict(_others(run))
-    if step not in here and step in others:
-        _bring(others[step], checkpoints / step_name(step))
+    others = [folder for number, folder in _others(run) if number == step]
+    if step not in here and others:
+        _bring(_first_good(others, step), checkpoints / step_name(step))
     why = f"--resume_from {step}: this one is later"
     return set_aside(run, checkpoints, lambda m: why if m.step > step else None, attempt=attempt)
 
 
 def _others(run: Path) -> list[tuple[int, Path]]:
-    """Steps in set_aside/ and in milestones/, the latter last and so preferred."""
-    aside = [path for path in sorted((run / FOLDER).glob("step-*")) if path.is_dir()]
-    found = [read_manifest(path) for path in aside if not verify_folder(path)]
-    found += read_milestones(run / "milestones").values()
+    """Steps of milestones, and of what was set aside, the latest first, by their manifests."""
+    found = [*read_milestones(run / "milestones").values()]
+    for path in sorted((run / FOLDER).glob("step-*"), reverse=True):
+        if path.is_dir():
+            with contextlib.suppress(VerificationError):
+                found.append(read_manifest(path))
     return [(manifest.step, manifest.folder) for manifest in found]
+
+
+def _first_good(folders: Sequence[Path], step: int) -> Path:
+    found = []
+    for folder in folders:
+        if not (problems := verify_folder(folder)):
+            return folder
+        found.append(f"{folder.parent.name}/{folder.name}: {'; '.join(map(str, problems))}")
+    raise ConfigError(
+        f"--resume_from {step}: " + "; ".join(found),
+        expected="a checkpoint whose every byte agrees with its manifest",
+        where="resume_from",
+        action="name another step, or leave the flag out to go on from the newest; nothing was "
+        "moved or copied",
+    )
 
 
 def _bring(source: Path, target: Path) -> None:

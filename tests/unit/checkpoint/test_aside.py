@@ -7,6 +7,7 @@ import pytest
 
 from mprecipes.checkpoint.aside import choose, set_aside
 from mprecipes.errors import CheckpointError, ConfigError
+from tests.kept import flip
 from tests.toys import Run
 
 
@@ -58,6 +59,26 @@ def test_a_milestone_can_be_chosen_when_its_checkpoint_is_gone(run):
     choose(path, checkpoints, 3, attempt=1)
     assert run.manager.newest_trusted().step == 3
     assert (path / "milestones" / "kept").is_dir()
+
+
+def test_a_copy_that_does_not_verify_is_passed_over_or_refused(run):
+    """Of two that were set aside the good one comes back; with a damaged one nothing is moved."""
+    path, checkpoints = run.folder.path, run.folder.checkpoints
+    choose(path, checkpoints, 2, attempt=1)
+    choose(path, checkpoints, 3, attempt=2)
+    choose(path, checkpoints, 1, attempt=3)
+    folders = [name for name in aside(run) if not name.endswith(".json")]
+    assert folders == ["step-00000002", "step-00000003", "step-00000003.2"]
+    flip(path / "set_aside" / "step-00000003.2" / "rank-00000.json")
+    choose(path, checkpoints, 3, attempt=4)
+    assert run.manager.newest_trusted().step == 3
+    flip(path / "set_aside" / "step-00000002" / "rank-00000.json")
+    before = run.names()
+    with pytest.raises(ConfigError) as error:
+        choose(path, checkpoints, 2, attempt=5)
+    assert "--resume_from 2: set_aside/step-00000002: rank-00000.json: sha256" in error.value.found
+    assert error.value.action.endswith("nothing was moved or copied")
+    assert run.names() == before
 
 
 def test_a_step_that_does_not_exist_is_refused(run):
