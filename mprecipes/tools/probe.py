@@ -95,6 +95,15 @@ def load_recipe(path: Path) -> ModuleType:
     return module
 
 
+def closeness(gradient: torch.Tensor, reference: torch.Tensor) -> tuple[float, float]:
+    """Gives relative error and cosine; 0 and 1 where both are all zeros, cosine 0 where one is."""
+    left, right = gradient.double().flatten(), reference.double().flatten()
+    error = (left - right).norm() / right.norm().clamp(min=1e-30)
+    product = left.norm() * right.norm()
+    cosine = left @ right / product if product else torch.equal(left, right)
+    return float(error), float(cosine)
+
+
 @dataclass(frozen=True)
 class OneStep:
     """Call it for a forward and backward of its model."""
@@ -218,9 +227,7 @@ class Prober:
         for point in self._points:
             model.load_state_dict(self._weights[point])
             for name, grad in self._gradient(mode, policy, model, point).items():
-                right = self._gradients[point][name]
-                error = ((grad - right).norm() / right.norm().clamp(min=1e-30)).item()
-                cosine = torch.cosine_similarity(grad.flatten(), right.flatten(), dim=0).item()
+                error, cosine = closeness(grad, self._gradients[point][name])
                 old = layers.get(name, [0.0, 1.0])
                 layers[name] = [max(old[0], error), min(old[1], cosine)]
         return layers
