@@ -2,6 +2,7 @@
 """A mode that trains as FP32 does passes, and one that does not is named with its cause."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from mprecipes.compute.policy import NumericsPolicy
 from mprecipes.compute.precision import MODES
 from mprecipes.compute.ranks import Ranks
 from mprecipes.data.reading import read_data
+from mprecipes.tools import probe
 from mprecipes.tools.probe import Prober, closeness, load_recipe, probe_recipe, size_warnings
 from tests.fix64 import MODEL, RECIPE, write_rows
 from tests.toy_model import tiny_llama
@@ -112,6 +114,33 @@ def test_weights_whose_gradient_is_zero_in_every_mode_pass(probed):
         recipe.build_model = build_model
     assert found.layers["model.layers.1.mlp.gate_proj.weight"] == [0.0, 1.0]
     assert found.passed and found.worst[2] > 0.99
+
+
+def test_throughput_is_of_targets_and_of_the_steps_alone(probed, monkeypatch):
+    """Each loss takes a second: 4 of FP32's 7 are of steps, 3 of gradients that are kept.
+
+    Of the 15 targets of a row the first 7 do not enter the loss: 4 steps of 4 rows have 128.
+    """
+    recipe, config, data = probed
+    seconds = [0.0]
+    compute_loss = recipe.compute_loss
+
+    def slow(model, batch):
+        seconds[0] += 1
+        return compute_loss(model, batch)
+
+    def masked(index):
+        labels = data[index]["labels"].clone()
+        labels[:8] = -100
+        return {**data[index], "labels": labels}
+
+    monkeypatch.setattr(recipe, "compute_loss", slow)
+    monkeypatch.setattr(probe, "time", SimpleNamespace(perf_counter=lambda: seconds[0]))
+    rows = [masked(index) for index in range(len(data))]
+    prober = Prober(recipe, config, rows, steps=4, device=CPU)
+    assert prober.reference().tokens_per_second == 128 / 4
+    assert seconds == [7.0]
+    assert prober.probe(MODES["bf16"], NumericsPolicy()).tokens_per_second == 128 / 4
 
 
 def test_sizes_that_miss_a_multiple_are_warned_of():
