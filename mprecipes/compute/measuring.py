@@ -16,6 +16,7 @@ from mprecipes.compute.ranks import Ranks
 
 SAMPLE = 4096
 FP16_TINY, FP16_NORMAL = 2.0**-24, 2.0**-14  # smallest number, smallest with all its bits
+BF16_TINY = 2.0**-133
 _FP8_RANGES = {"tensorwise": (57344.0, 2.0**-16), "rowwise": (448.0, 2.0**-9)}  # e5m2, e4m3
 
 
@@ -132,7 +133,8 @@ def vanishing_counts(
 ) -> list[float]:
     """Counts updates lost in BF16, in FP16, all; those lost by the masters, those with a gradient.
 
-    An update below half the distance of the weight to its neighbour rounds back to the weight.
+    An update below half the distance of the weight to its neighbour rounds back to the weight; of
+    a weight of 0 that neighbour is the format's smallest subnormal.
 
     Args:
         before, after: weights in FP32.
@@ -141,8 +143,9 @@ def vanishing_counts(
     update = (after - before).abs()
     moved = update > 0
     _, exponent = torch.frexp(before)  # before = m * 2^exponent, 0.5 <= m < 1
+    exponent = exponent.masked_fill(before == 0, -125)  # of the smallest normal FP32 number
     half = torch.ones_like(before)
-    bf16 = torch.ldexp(half, exponent - 9)  # 8 significant bits
+    bf16 = torch.ldexp(half, exponent - 9).clamp(min=BF16_TINY / 2)  # 8 significant bits
     fp16 = torch.ldexp(half, exponent - 12).clamp(min=FP16_TINY / 2)  # 11 significant bits
     lost = [moved & (update < bf16), moved & (update < fp16), moved, graded & ~moved, graded]
     return torch.stack([each.sum() for each in lost]).double().tolist()

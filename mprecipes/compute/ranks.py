@@ -8,6 +8,7 @@ limit the process group was made with. With one process nothing is communicated.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from mprecipes.compute.delivery import spread
+from mprecipes.compute.divisors import divisors, nearest
 from mprecipes.errors import ConfigError
 from mprecipes.identity.files import Parcel
 
@@ -175,18 +177,15 @@ def plan_batches(
     if global_batch is None:
         return BatchPlan(micro_batch, accumulation or 1, ranks.world_size, ranks.rank)
     if global_batch % per_round or (accumulation and accumulation * per_round != global_batch):
-        share = [
-            m for m in range(1, global_batch + 1) if global_batch % (m * ranks.world_size) == 0
-        ]
-        if accumulation:
-            share = [m for m in share if m * accumulation * ranks.world_size == global_batch]
-        sizes = ", ".join(map(str, share)) or "none with these other numbers"
+        share, left = divmod(global_batch, ranks.world_size * (accumulation or 1))
+        fitting = [] if left else [share] if accumulation else divisors(share)
+        sizes = nearest(fitting, micro_batch) or "none with these other numbers"
         raise ConfigError(
             f"global_batch_size {global_batch} is not per_device_train_batch_size {micro_batch} x "
             f"gradient_accumulation_steps {accumulation or 'any'} x processes {ranks.world_size}",
             expected=f"a multiple of {per_round}; a per_device_train_batch_size that fits: {sizes}",
             where="global_batch_size",
             action=f"set --per_device_train_batch_size to one of these, or --global_batch_size to "
-            f"{per_round * max(1, round(global_batch / per_round))}",
+            f"{per_round * max(1, round(Fraction(global_batch, per_round)))}",
         )
     return BatchPlan(micro_batch, global_batch // per_round, ranks.world_size, ranks.rank)

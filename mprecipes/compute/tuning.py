@@ -74,6 +74,9 @@ class LoraOptions:
     def __post_init__(self) -> None:
         if self.r < 1:
             raise _refused("lora", "r", repr(self.r), "a rank of 1 or more", "write 8 or 16")
+        if not self.lora_alpha > 0:
+            found = repr(self.lora_alpha)
+            raise _refused("lora", "lora_alpha", found, "more than 0", "write 16 or 32")
         if not 0 <= self.lora_dropout < 1:
             raise _refused("lora", "lora_dropout", repr(self.lora_dropout), "below 1", "correct it")
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mprecipes.compute.divisors import divisors
 from mprecipes.errors import ConfigError
 from mprecipes.tools.compare_launches import Ended
 from mprecipes.tools.compare_plan import Job
@@ -41,8 +42,7 @@ def sizes_to_try(options: dict[str, Any], num_processes: int) -> list[int]:
             where="--batch largest",
             action="write --global_batch_size after the command's own options, or into the config",
         )
-    share = whole // num_processes
-    return [size for size in range(share, 0, -1) if share % size == 0]
+    return divisors(whole // num_processes)[::-1]
 
 
 def batch_words(size: int) -> list[str]:

@@ -95,6 +95,15 @@ def load_recipe(path: Path) -> ModuleType:
     return module
 
 
+def closeness(gradient: torch.Tensor, reference: torch.Tensor) -> tuple[float, float]:
+    """Gives relative error and cosine; 0 and 1 where both are all zeros, cosine 0 where one is."""
+    left, right = gradient.double().flatten(), reference.double().flatten()
+    error = (left - right).norm() / right.norm().clamp(min=1e-30)
+    product = left.norm() * right.norm()
+    cosine = left @ right / product if product else torch.equal(left, right)
+    return float(error), float(cosine)
+
+
 @dataclass(frozen=True)
 class OneStep:
     """Call it for a forward and backward of its model."""
@@ -125,6 +134,8 @@ class Prober:
         )  # fmt: skip
         source = micro_batches(data, SampleOrder(len(data), config.seed), plan, start=0)
         self._batches = [next(source).to(device) for _ in range(steps)]
+        labels = [batch.tensors["labels"][:, 1:] for batch in self._batches]
+        self._num_targets = [(each != -100).sum() for each in labels]
         self._points = sorted({0, steps // 2, steps - 1})
         self._weights: dict[int, Weights] = {}
         self._gradients: dict[int, Weights] = {}
@@ -200,7 +211,7 @@ class Prober:
         torch.set_float32_matmul_precision(mode.float32_matmul)
         with torch.autocast(self.device.type, dtype=dtype, enabled=enabled):
             loss_sum = self._recipe.compute_loss(model, batch.tensors)
-        return loss_sum / (batch.tensors["labels"][:, 1:] != -100).sum()
+        return loss_sum / self._num_targets[number]
 
     def _gradient(
         self, mode: PrecisionMode, policy: NumericsPolicy, model: torch.nn.Module, number: int
@@ -218,9 +229,7 @@ class Prober:
         for point in self._points:
             model.load_state_dict(self._weights[point])
             for name, grad in self._gradient(mode, policy, model, point).items():
-                right = self._gradients[point][name]
-                error = ((grad - right).norm() / right.norm().clamp(min=1e-30)).item()
-                cosine = torch.cosine_similarity(grad.flatten(), right.flatten(), dim=0).item()
+                error, cosine = closeness(grad, self._gradients[point][name])
                 old = layers.get(name, [0.0, 1.0])
                 layers[name] = [max(old[0], error), min(old[1], cosine)]
         return layers
@@ -234,12 +243,15 @@ class Prober:
         named = {clean_name(n): p for n, p in model.named_parameters() if p.requires_grad}
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-        began, updates = time.perf_counter(), 0
+        seconds, updates = 0.0, 0
         for number in range(self.steps):
             if keep and number in self._points:
                 self._weights[number] = {n: t.clone() for n, t in model.state_dict().items()}
                 self._gradients[number] = self._gradient(mode, policy, model, number)
                 model.zero_grad()
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)  # takes no time of the step
+            began = time.perf_counter()
             for group in optimizer.param_groups:
                 group["lr"] = self._recipe.learning_rate(self._config, updates)
             loss = self._forward(mode, model, number)
@@ -270,10 +282,9 @@ class Prober:
             updates += fine
             found.skipped_steps += not fine
             optimizer.zero_grad()
-            found.losses.append(loss.item())
-        seconds = time.perf_counter() - began
-        tokens = sum(batch.tensors["labels"][:, 1:].numel() for batch in self._batches)
-        found.tokens_per_second = tokens / seconds
+            found.losses.append(loss.item())  # waits for the device
+            seconds += time.perf_counter() - began
+        found.tokens_per_second = int(sum(self._num_targets)) / seconds
         if self.device.type == "cuda":
             found.memory_bytes = torch.cuda.max_memory_allocated(self.device)
         return found

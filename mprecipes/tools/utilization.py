@@ -9,6 +9,7 @@ all. Source: A. Chowdhery et al., arXiv 2204.02311, appendix B, of which this is
 import contextlib
 import json
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from mprecipes.checkpoint.pretrained import read_pretrained
 from mprecipes.errors import RecipeError
 from mprecipes.tools.verify import newest_checkpoint
 
-# Dense peak, FLOP/s, by precision mode; what a device's name holds, the more special names first.
+# Dense peak, FLOP/s, by precision mode; words of a device's name, the more special names first.
 # Source: NVIDIA's data sheets of each, figures without sparsity, boost clock; fp32 is that of the
 # general cores, the others of the tensor cores with FP32 accumulation.
 PEAK_FLOPS: dict[str, dict[str, float]] = {
@@ -87,7 +88,8 @@ def _text_config(manifest: Manifest) -> dict[str, Any]:
 
 def peak_of(device: str, mode: str) -> float | None:
     """Gives the dense peak of a device by its name, FLOP/s; None of one that is not known."""
-    known = next((peaks for name, peaks in PEAK_FLOPS.items() if name in device), {})
+    words = f" {' '.join(re.findall(r'[A-Za-z0-9]+', device))} "  # an RTX A1000 is no A100
+    known = next((peaks for name, peaks in PEAK_FLOPS.items() if f" {name} " in words), {})
     return known.get(mode)
 
 

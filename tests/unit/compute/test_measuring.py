@@ -42,6 +42,36 @@ def test_the_shares_are_what_casting_shows():
     assert found["precision/vanishing_updates_bf16"] == pytest.approx(stays, abs=0.03)
 
 
+@pytest.mark.parametrize(
+    ("update", "bf16", "fp16"),
+    [(1e-4, 0, 0), (2.0**-24, 0, 0), (1.5 * 2.0**-25, 0, 0), (2.0**-26, 0, 1), (1e-12, 0, 1),
+     (1.5 * 2.0**-134, 0, 1), (2.0**-135, 1, 1), (2.0**-149, 1, 1)],
+)  # fmt: skip
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_a_weight_of_zero_takes_what_the_format_can_hold(zero, update, bf16, fp16):
+    """Only what is below half its smallest subnormal vanishes, as the cast shows; masters hold all.
+
+    Smallest subnormals are 2^-24 in FP16, 2^-133 in BF16 and 2^-149 in FP32.
+    """
+    before, after = torch.tensor([zero]), torch.tensor([update])
+    found = vanishing(vanishing_counts(before, after, torch.tensor([True])))
+    assert found == {
+        "precision/vanishing_updates_bf16": bf16,
+        "precision/vanishing_updates_fp16": fp16,
+        "precision/vanishing_updates_masters": 0.0,
+    }
+    assert [(after.to(dtype) == 0).item() for dtype in (torch.bfloat16, torch.float16)] == [
+        bool(bf16), bool(fp16),
+    ]  # fmt: skip
+
+
+def test_a_weight_of_zero_that_stays_is_lost_by_the_masters():
+    """It had a gradient and did not move; nothing vanishes in 16 bit, as no update was made."""
+    assert vanishing_counts(torch.zeros(2), torch.zeros(2), torch.tensor([True, False])) == [
+        0, 0, 0, 1, 1,
+    ]  # fmt: skip
+
+
 def test_masters_lose_what_their_own_ulp_hides():
     """A weight of 1.0 with a gradient and no change is counted for the masters."""
     found = vanishing(vanishing_counts(torch.ones(2), torch.ones(2), torch.tensor([True, False])))

@@ -41,6 +41,41 @@ def test_a_contradicting_accumulation_is_refused():
     assert "that fits: 8" in caught.value.expected
 
 
+@pytest.mark.parametrize(
+    ("global_batch", "accumulation", "expected"),
+    [
+        (12, 5, "none with these other numbers"),
+        (13, None, "none with these other numbers"),
+        (2 * 73 * 137, None, "1, 73, 137, 10001"),
+        (2 * (10**12 + 1), 7, "none with these other numbers"),
+        (2 * (10**12 + 39), None, "1, 1000000000039"),
+    ],
+)
+def test_the_advice_takes_no_longer_for_a_large_batch(global_batch, accumulation, expected):
+    """On 2 processes; numbers are not counted up to the global batch to find what divides it."""
+    with pytest.raises(ConfigError) as caught:
+        plan_batches(
+            Ranks(0, 2), micro_batch=4, accumulation=accumulation, global_batch=global_batch
+        )
+    assert caught.value.expected.endswith(f"that fits: {expected}")
+
+
+def test_the_advice_is_exact_where_a_float_cannot_hold_it():
+    """Twice 10^400 is 5 x 2 processes x 2 x 10^399, and a multiple of 8 itself."""
+    with pytest.raises(ConfigError) as caught:
+        plan_batches(Ranks(0, 2), micro_batch=4, accumulation=5, global_batch=2 * 10**400)
+    assert caught.value.expected.endswith(f"that fits: 2{'0' * 399}")
+    assert caught.value.action.endswith(f"--global_batch_size to 2{'0' * 400}")
+
+
+def test_the_advice_names_the_nearest_of_many():
+    """963,761,198,400 has 6,720 divisors; 24 around the one that was asked for are listed."""
+    with pytest.raises(ConfigError) as caught:
+        plan_batches(Ranks(), micro_batch=29, accumulation=None, global_batch=963_761_198_400)
+    assert ", 28, 30, " in caught.value.expected
+    assert caught.value.expected.endswith(" and 6696 farther ones")
+
+
 def test_one_process_needs_no_process_group():
     """Every collective of a single process gives back its own value."""
     ranks = Ranks()

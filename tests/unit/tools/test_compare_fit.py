@@ -44,6 +44,7 @@ def test_none_that_fits_is_left_to_the_run_itself():
     [
         ({"global_batch_size": 8}, 1, [8, 4, 2, 1]),
         ({"global_batch_size": "12"}, 2, [6, 3, 2, 1]),
+        ({"global_batch_size": 2 * (10**12 + 39)}, 2, [10**12 + 39, 1]),  # a prime, times 2
         ({"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}, 4, [6, 3, 2, 1]),
     ],
 )

@@ -2,6 +2,7 @@
 """A mode that trains as FP32 does passes, and one that does not is named with its cause."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from mprecipes.compute.policy import NumericsPolicy
 from mprecipes.compute.precision import MODES
 from mprecipes.compute.ranks import Ranks
 from mprecipes.data.reading import read_data
-from mprecipes.tools.probe import Prober, load_recipe, probe_recipe, size_warnings
+from mprecipes.tools import probe
+from mprecipes.tools.probe import Prober, closeness, load_recipe, probe_recipe, size_warnings
 from tests.fix64 import MODEL, RECIPE, write_rows
 from tests.toy_model import tiny_llama
 
@@ -68,6 +70,77 @@ def test_a_mode_that_fails_is_named_with_its_cause(probed):
         recipe.build_model = build_model
     assert not found.passed and "cosine" in found.reason
     assert found.cause.startswith("MLP in FP32 helps: worst cosine")
+
+
+@pytest.mark.parametrize(
+    ("gradient", "reference", "error", "cosine"),
+    [
+        ([0.0, 0.0], [0.0, 0.0], 0.0, 1.0),
+        ([0.0, 0.0], [3.0, 4.0], 1.0, 0.0),
+        ([3.0, 4.0], [3.0, 4.0], 0.0, 1.0),
+        ([4.0, 3.0], [3.0, 4.0], 2**0.5 / 5, 0.96),
+        ([3e-12, 4e-12], [3e-12, 4e-12], 0.0, 1.0),
+        ([-3.0, -4.0], [3.0, 4.0], 2.0, -1.0),
+    ],
+)
+def test_gradients_are_compared_where_they_are_zero_or_small(gradient, reference, error, cosine):
+    """Zeros in both are the same gradient, zeros in one are not; sizes do not change a cosine."""
+    found = closeness(torch.tensor(gradient), torch.tensor(reference))
+    assert found == pytest.approx((error, cosine), abs=1e-7)
+
+
+def test_a_gradient_where_the_reference_has_none_has_no_cosine():
+    """The error is large and can be written down as a number."""
+    error, cosine = closeness(torch.ones(2), torch.zeros(2))
+    assert cosine == 0.0 and 1e9 < error < float("inf")
+
+
+def test_weights_whose_gradient_is_zero_in_every_mode_pass(probed):
+    """As `lora_A` has while `lora_B` is zero: one factor of an MLP is 0, the others get nothing."""
+    recipe, config, data = probed
+    build_model = recipe.build_model
+
+    def with_zeros(config):
+        model = build_model(config)
+        torch.nn.init.zeros_(model.get_submodule("model.layers.1.mlp.down_proj").weight)
+        return model
+
+    recipe.build_model = with_zeros
+    try:
+        prober = Prober(recipe, config, data, steps=1, device=CPU)
+        prober.reference()
+        found = prober.probe(MODES["bf16"], NumericsPolicy())
+    finally:
+        recipe.build_model = build_model
+    assert found.layers["model.layers.1.mlp.gate_proj.weight"] == [0.0, 1.0]
+    assert found.passed and found.worst[2] > 0.99
+
+
+def test_throughput_is_of_targets_and_of_the_steps_alone(probed, monkeypatch):
+    """Each loss takes a second: 4 of FP32's 7 are of steps, 3 of gradients that are kept.
+
+    Of the 15 targets of a row the first 7 do not enter the loss: 4 steps of 4 rows have 128.
+    """
+    recipe, config, data = probed
+    seconds = [0.0]
+    compute_loss = recipe.compute_loss
+
+    def slow(model, batch):
+        seconds[0] += 1
+        return compute_loss(model, batch)
+
+    def masked(index):
+        labels = data[index]["labels"].clone()
+        labels[:8] = -100
+        return {**data[index], "labels": labels}
+
+    monkeypatch.setattr(recipe, "compute_loss", slow)
+    monkeypatch.setattr(probe, "time", SimpleNamespace(perf_counter=lambda: seconds[0]))
+    rows = [masked(index) for index in range(len(data))]
+    prober = Prober(recipe, config, rows, steps=4, device=CPU)
+    assert prober.reference().tokens_per_second == 128 / 4
+    assert seconds == [7.0]
+    assert prober.probe(MODES["bf16"], NumericsPolicy()).tokens_per_second == 128 / 4
 
 
 def test_sizes_that_miss_a_multiple_are_warned_of():

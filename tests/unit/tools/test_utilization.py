@@ -34,13 +34,22 @@ def test_flops_of_a_position():
         ("NVIDIA GH200 480GB", "tf32", 494e12),
         ("NVIDIA A100-SXM4-80GB", "bf16", 312e12),
         ("NVIDIA A100 80GB PCIe", "fp8", None),
+        ("NVIDIA A100-PCIE-40GB", "tf32", 156e12),
+        ("NVIDIA H200 NVL", "bf16", 836e12),
         ("NVIDIA L40S", "fp16", 362e12),
+        ("NVIDIA RTX A1000 Laptop GPU", "bf16", None),
+        ("NVIDIA RTX A1000", "bf16", None),
+        ("NVIDIA A10G", "bf16", None),
+        ("NVIDIA A10", "bf16", None),
+        ("NVIDIA L4", "bf16", None),
+        ("NVIDIA L40", "bf16", None),
+        ("NVIDIA H20", "bf16", None),
         ("Some Other Device", "bf16", None),
         ("", "bf16", None),
     ],
 )
 def test_peaks_of_devices_by_name(device, mode, peak):
-    """The most special name counts; a mode a device has no units for, and others, are None."""
+    """The most special name counts, by whole words; a mode without units, and others, are None."""
     assert peak_of(device, mode) == peak
 
 
