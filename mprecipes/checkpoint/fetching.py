@@ -6,6 +6,7 @@ import logging
 from mprecipes.checkpoint.manifest import Manifest, read_manifest, verify_folder
 from mprecipes.checkpoint.mirror import Mirror, foreign
 from mprecipes.checkpoint.policy import CheckpointPolicy
+from mprecipes.checkpoint.saving import check_space
 from mprecipes.checkpoint.shelf import RunFolderLike, Shelf
 from mprecipes.errors import CheckpointError, NoTrustedCheckpoint, RecipeError
 from mprecipes.faults import fault_point
@@ -20,11 +21,12 @@ def fetch_from_mirror(folder: RunFolderLike, policy: CheckpointPolicy) -> Manife
     disk is new, or what was on it is damaged. Rolling ones and milestones both count. None without
     a mirror, or when nothing was ever mirrored.
 
-    On disk afterwards: the checkpoint, verified and published like a saved one. The mirror then
-    belongs to this run.
+    On disk afterwards: the checkpoint, durable, verified and published like a saved one. The mirror
+    then belongs to this run.
 
     Raises:
-        CheckpointError: the mirror does not answer, or the checkpoint could not be written here.
+        CheckpointError: the mirror does not answer, or the checkpoint could not be written here or
+            would fill the disk.
         NoTrustedCheckpoint: there are checkpoints and none verifies.
         ConfigError: they are another run's, and this one has been trained already.
     """
@@ -59,6 +61,9 @@ def _fetch(mirror: Mirror, folder: RunFolderLike) -> Manifest | None:
             log.warning(
                 "no checkpoint here can be trusted: fetching %s/%s", mirror.home, there.place
             )
+            shelf.checkpoints.mkdir(parents=True, exist_ok=True)
+            num_bytes = sum(entry.bytes for entry in there.manifest.files)
+            check_space(shelf.checkpoints, num_bytes, where=f"fetching {mirror.home}/{there.place}")
             if (name := shelf.make_room(step)) is not None:
                 return read_manifest(shelf.checkpoints / name)
             mirror.fetch(there, shelf.staging(step))

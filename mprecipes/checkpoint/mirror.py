@@ -29,6 +29,7 @@ from mprecipes.checkpoint.manifest import (
 from mprecipes.checkpoint.storage import FileEntry
 from mprecipes.errors import ConfigError, VerificationError
 from mprecipes.faults import fault_point
+from mprecipes.identity.files import fsync_directory, fsync_file
 
 KINDS = ("checkpoints", "milestones")
 OWNER = "mirror.json"
@@ -176,7 +177,7 @@ class Mirror:
         self._fs.rm(self._at(there.kind, there.name), recursive=True)
 
     def fetch(self, there: Mirrored, folder: Path) -> None:
-        """Copies a mirrored checkpoint into an empty local folder, its manifest last."""
+        """Copies a mirrored checkpoint durably into an empty local folder, its manifest last."""
         assert there.manifest is not None
         entries = there.manifest.files
         for entry in entries:
@@ -184,9 +185,12 @@ class Mirror:
             if (size := self._size(remote)) != entry.bytes:
                 raise OSError(f"{entry.path} has {size} bytes there, not {entry.bytes}")
             self._fs.get_file(remote, str(folder / entry.path))
+            fsync_file(folder / entry.path)
             fault_point("fetch.after_file", there.manifest.step)
         write_sums(folder, entries)
         self._fs.get_file(self._at(there.kind, there.name, NAME), str(folder / NAME))
+        fsync_file(folder / NAME)
+        fsync_directory(folder)
 
     def _at(self, *parts: str) -> str:
         return "/".join((self._home, *parts))

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A new disk gets its newest good checkpoint from the mirror; nothing else is taken for one."""
 
+import os
 import shutil
+from collections import namedtuple
+from pathlib import Path
 
 import pytest
 
@@ -120,3 +123,41 @@ def test_a_full_disk_leaves_nothing_half(home, new, monkeypatch):
     with pytest.raises(CheckpointError) as caught:
         fetch_from_mirror(new, policy)
     assert "free space" in caught.value.action
+
+
+def test_all_is_durable_before_it_is_published(home, new, monkeypatch):
+    """Every file and the staging folder are synced, and only then is the folder renamed."""
+    _, policy, run = home
+    events, fsync, rename = [], os.fsync, Path.rename
+
+    def record_fsync(descriptor):
+        events.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    def record_rename(path, target):
+        events.append("rename")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(Path, "rename", record_rename)
+    assert fetch_from_mirror(new, policy) is not None
+    before, after = events[: events.index("rename")], events[events.index("rename") + 1 :]
+    staging = new.checkpoints / f".staging-step-00000008-{new.run_id}"
+    names = contents(run.checkpoints / "step-00000008").keys()
+    assert sorted(before[:-1]) == sorted(staging / name for name in names)
+    assert before[-1] == staging
+    assert after == [new.checkpoints]
+
+
+def test_too_little_space_is_refused_before_anything_is_written(home, new, monkeypatch):
+    """With what is free and what is needed; no folder is left here."""
+    _, policy, _ = home
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(5_000_000))
+    with pytest.raises(CheckpointError) as caught:
+        fetch_from_mirror(new, policy)
+    assert caught.value.found == "5.0 MB are free on the disk of checkpoints/"
+    assert caught.value.expected.startswith("16.8 MB: the measured 0.0 MB x 1.1 + 16.8 MB")
+    assert caught.value.where == f"fetching {policy.mirror}/mine/checkpoints/step-00000008"
+    assert "free space" in caught.value.action
+    assert list(new.checkpoints.iterdir()) == []
