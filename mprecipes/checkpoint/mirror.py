@@ -121,7 +121,8 @@ class Mirror:
     def push(self, source: Manifest, kind: str, name: str, go_on: Callable[[int], None]) -> int:
         """Copies a published checkpoint there, its manifest last; gives the bytes that were sent.
 
-        Files that are there already, and are the right ones, are not sent again.
+        Files that are there already, and are the right ones, are not sent again. Those that it does
+        not list, left by another one of this name, are deleted.
 
         Args:
             go_on: called with the bytes read since the last call; raises to give up.
@@ -129,8 +130,9 @@ class Mirror:
         self._fs.makedirs(self._at(kind, name), exist_ok=True)
         if self._size(self._at(kind, name, NAME)) is not None:  # another one of this name: no more
             self._fs.rm_file(self._at(kind, name, NAME))
-        sent = 0
-        for entry in files_of(source):
+        sent, entries = 0, files_of(source)
+        self._clear(kind, name, {entry.path for entry in entries})
+        for entry in entries:
             go_on(0)
             fault_point("mirror.before_file", source.step)
             remote = self._at(kind, name, entry.path)
@@ -191,6 +193,13 @@ class Mirror:
         self._fs.get_file(self._at(there.kind, there.name, NAME), str(folder / NAME))
         fsync_file(folder / NAME)
         fsync_directory(folder)
+
+    def _clear(self, kind: str, name: str, wanted: set[str]) -> None:
+        """Deletes the files of a folder without a manifest that are not wanted there."""
+        self._fs.invalidate_cache()
+        for left in self._names(self._at(kind, name)):
+            if left not in wanted and not left.startswith("."):  # hidden: the file system's own
+                self._fs.rm(self._at(kind, name, left), recursive=True)
 
     def _at(self, *parts: str) -> str:
         return "/".join((self._home, *parts))
