@@ -3,7 +3,8 @@
 
 What is missing there is found out by comparing, never remembered, so that a copy a dead process
 left unfinished is made up for by the next one. Whatever fails is counted, logged, tried again with
-growing pauses, and once more after the next save.
+growing pauses, and once more after the next save. The thread is a daemon that nothing joins when
+the process ends: a copy that is cut off is no checkpoint at the mirror.
 """
 
 import logging
@@ -17,6 +18,7 @@ from mprecipes.errors import ConfigError
 
 log = logging.getLogger(__name__)
 PAUSES = (1.0, 5.0, 25.0)
+STOP_SECONDS = 1.0
 Roots = Mapping[tuple[str, str], str | None]
 Copy = tuple[str, str, Manifest]
 
@@ -70,15 +72,24 @@ class Mirroring:
         self._wake.set()
 
     def close(self, *, drain: bool, seconds: float) -> None:
-        """Ends the thread: after one more round, or as soon as it can; waits at most `seconds`."""
+        """Ends the thread after one more round, or without `drain` as soon as it can.
+
+        Waits at most `seconds`, without `drain` at most one: a file that is being sent cannot be
+        interrupted, and the process may end meanwhile. What was cut off has no manifest there, so
+        it is no checkpoint, and the next launch goes on with it.
+        """
         if not self._thread.is_alive():
             return
         self._last = True
         if not drain:
             self._stop.set()
         self._wake.set()
-        self._thread.join(seconds)
-        if self._thread.is_alive():
+        self._thread.join(seconds if drain else min(seconds, STOP_SECONDS))
+        if not self._thread.is_alive():
+            return
+        if not drain:
+            log.info("%s: a copy is cut off; the next launch goes on with it", self._mirror.home)
+        else:
             self._stop.set()
             self.counts["mirror_errors"] += 1
             log.warning(
@@ -150,6 +161,7 @@ class Mirroring:
             self.counts["mirrored"] += 1
         rolling = [each for each in there.values() if each.kind == "checkpoints" and each.manifest]
         for each in self._surplus(rolling):
+            self._go_on(0)
             self._own()
             self._mirror.delete(each)
             self.counts["mirror_deleted"] += 1
