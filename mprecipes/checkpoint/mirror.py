@@ -6,7 +6,8 @@ files as on the local disk. An object store has no rename, so `manifest.json` is
 folder without it is no checkpoint; when one is deleted, it goes first. Every file is read again and
 hashed after it was written: a copy costs one write and one read of its bytes. `mirror.json` names
 the run that writes there (`writer`) and those whose checkpoints lie there (`run_ids`), so that two
-runs of one name do not mix.
+runs of one name do not mix, and the root digests of checkpoints that nobody is to go on from
+(`abandoned`, of the `cuts` that were noted there; see `abandoned.py`).
 """
 
 import hashlib
@@ -45,12 +46,14 @@ class Mirrored:
         name: of its folder there.
         manifest: what its manifest says; its `folder` means nothing. None when it cannot be read.
         problem: why it cannot.
+        abandoned: it is of a branch that was given up.
     """
 
     kind: str
     name: str
     manifest: Manifest | None
     problem: Problem | None = None
+    abandoned: bool = False
 
     @property
     def place(self) -> str:
@@ -88,24 +91,28 @@ class Mirror:
         self.home = f"{url.rstrip('/')}/{name}"
 
     def owner(self) -> dict[str, Any] | None:
-        """Gives `mirror.json`, None where nothing was mirrored yet."""
-        self._fs.invalidate_cache()
-        try:
-            facts = json.loads(self._fs.cat_file(f"{self._home}/{OWNER}"))
-            return {"writer": str(facts["writer"]), "run_ids": list(map(str, facts["run_ids"]))}
-        except FileNotFoundError:
-            return None
-        except (ValueError, TypeError, KeyError) as error:
-            raise OSError(f"{self.home}/{OWNER} is damaged ({error})") from error
+        """Gives who writes there and whose checkpoints lie there; None before the first."""
+        facts = self._facts()
+        return facts and {"writer": facts["writer"], "run_ids": facts["run_ids"]}
 
     def claim(self, run_id: str, earlier: Iterable[str] = ()) -> None:
         """Makes this run the one that writes here; whose checkpoints lie there stays known."""
-        facts = self.owner() or {"run_ids": []}
+        facts = self._facts() or {"run_ids": [], "abandoned": [], "cuts": []}
         run_ids = list(dict.fromkeys([*facts["run_ids"], *earlier, run_id]))
-        values = {"schema": 1, "writer": run_id, "run_ids": run_ids}
         self._fs.makedirs(self._home, exist_ok=True)
         fault_point("mirror.before_claim")
-        self._fs.pipe_file(f"{self._home}/{OWNER}", json.dumps(values, indent=1).encode("ascii"))
+        self._write({**facts, "writer": run_id, "run_ids": run_ids})
+
+    def abandoned(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Gives the root digests that are abandoned there, and the ids of the cuts it knows."""
+        facts = self._facts() or {"abandoned": [], "cuts": []}
+        return frozenset(facts["abandoned"]), frozenset(facts["cuts"])
+
+    def abandon(self, roots: Iterable[str], cuts: Iterable[str]) -> None:
+        """Writes down what `abandoned` gives, at a mirror that has a writer."""
+        facts = self._facts()
+        assert facts is not None
+        self._write({**facts, "abandoned": sorted(roots), "cuts": sorted(cuts)})
 
     def published(self, kinds: Iterable[str] = KINDS) -> list[Mirrored]:
         """Gives what is complete there, newest first; unreadable ones stand before all others."""
@@ -200,6 +207,22 @@ class Mirror:
         for left in self._names(self._at(kind, name)):
             if left not in wanted and not left.startswith("."):  # hidden: the file system's own
                 self._fs.rm(self._at(kind, name, left), recursive=True)
+
+    def _facts(self) -> dict[str, Any] | None:
+        self._fs.invalidate_cache()
+        try:
+            facts = json.loads(self._fs.cat_file(f"{self._home}/{OWNER}"))
+            lists = {name: list(map(str, facts.get(name, []))) for name in ("abandoned", "cuts")}
+            run_ids = list(map(str, facts["run_ids"]))
+            return {"writer": str(facts["writer"]), "run_ids": run_ids, **lists}
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise OSError(f"{self.home}/{OWNER} is damaged ({error})") from error
+
+    def _write(self, facts: dict[str, Any]) -> None:
+        data = json.dumps({"schema": 1, **facts}, indent=1).encode("ascii")
+        self._fs.pipe_file(f"{self._home}/{OWNER}", data)
 
     def _at(self, *parts: str) -> str:
         return "/".join((self._home, *parts))

@@ -10,8 +10,10 @@ the process ends: a copy that is cut off is no checkpoint at the mirror.
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
+from mprecipes.checkpoint.abandoned import Cut, abandoned_roots
 from mprecipes.checkpoint.manifest import Manifest
 from mprecipes.checkpoint.mirror import Mirror, Mirrored, foreign
 from mprecipes.errors import ConfigError
@@ -34,6 +36,7 @@ class Mirroring:
         next_copy: given (kind, name) -> root digest of what is there, gives what to copy next, and
             keeps it from being deleted until it is called again; None when nothing is missing.
         surplus: of the rolling checkpoints there, gives those to delete.
+        cuts: gives the branches this run gave up, and the checkpoints on the local disk.
         earlier: gives the ids of the runs whose checkpoints lie on the local disk.
         pauses: seconds before each further try.
 
@@ -50,10 +53,12 @@ class Mirroring:
         next_copy: Callable[[Roots], Copy | None],
         surplus: Callable[[Sequence[Mirrored]], list[Mirrored]],
         earlier: Callable[[], set[str]],
+        cuts: Callable[[], tuple[list[Cut], list[Manifest]]] = lambda: ([], []),
         pauses: Sequence[float] = PAUSES,
     ) -> None:
         self._mirror, self._run_id, self._pauses = mirror, run_id, pauses
         self._next_copy, self._surplus, self._earlier = next_copy, surplus, earlier
+        self._cuts = cuts
         self.counts: Counter[str] = Counter()
         self._wake, self._stop, self._last = threading.Event(), threading.Event(), False
         self._busy = False
@@ -135,6 +140,8 @@ class Mirroring:
     def update(self) -> None:
         """Copies all that is missing, newest first, then deletes what is too much there.
 
+        Before each copy the mirror takes note of what was abandoned here meanwhile.
+
         Raises:
             ConfigError: another run writes there.
         """
@@ -145,9 +152,12 @@ class Mirroring:
         roots = {
             key: each.manifest.root_sha256 if each.manifest else None for key, each in there.items()
         }
-        while (copy := self._next_copy(roots)) is not None:
-            self._go_on(0)
+        while True:
             self._own()
+            abandoned = self._abandon(each.manifest for each in there.values() if each.manifest)
+            if (copy := self._next_copy(roots)) is None:
+                break
+            self._go_on(0)
             kind, name, manifest = copy
             try:
                 self.counts["mirror_bytes"] += self._mirror.push(manifest, kind, name, self._go_on)
@@ -159,12 +169,26 @@ class Mirroring:
             roots[kind, name] = manifest.root_sha256
             there[kind, name] = Mirrored(kind, name, manifest)
             self.counts["mirrored"] += 1
-        rolling = [each for each in there.values() if each.kind == "checkpoints" and each.manifest]
+        rolling = [
+            replace(each, abandoned=each.manifest.root_sha256 in abandoned)
+            for each in there.values()
+            if each.kind == "checkpoints" and each.manifest
+        ]
         for each in self._surplus(rolling):
             self._go_on(0)
             self._own()
             self._mirror.delete(each)
             self.counts["mirror_deleted"] += 1
+
+    def _abandon(self, there: Iterable[Manifest]) -> frozenset[str]:
+        """Gives the root digests that are abandoned there, written down there first."""
+        cuts, here = self._cuts()
+        known, noted = self._mirror.abandoned()
+        roots = abandoned_roots(cuts, there, known=known, noted=noted, here=here)
+        ids = noted | {cut.id for cut in cuts}
+        if (roots, ids) != (known, noted):
+            self._mirror.abandon(roots, ids)
+        return roots
 
     def _own(self) -> None:
         """Makes sure that this run is the one that writes there."""

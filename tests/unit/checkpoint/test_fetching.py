@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mprecipes.checkpoint.abandoned import abandon
 from mprecipes.checkpoint.fetching import fetch_from_mirror
 from mprecipes.checkpoint.mirror import Mirror
 from mprecipes.checkpoint.policy import CheckpointPolicy
@@ -161,3 +162,41 @@ def test_too_little_space_is_refused_before_anything_is_written(home, new, monke
     assert caught.value.where == f"fetching {policy.mirror}/mine/checkpoints/step-00000008"
     assert "free space" in caught.value.action
     assert list(new.checkpoints.iterdir()) == []
+
+
+def test_what_was_given_up_is_not_taken(home, new, caplog):
+    """What the mirror says is abandoned is passed over, a milestone too, and nothing is fetched."""
+    _, policy, run = home
+    mirror = Mirror(policy.mirror, run.path)
+    roots = {each.manifest.step: each.manifest.root_sha256 for each in mirror.published()}
+    mirror.abandon([roots[8], roots[6]], ["a"])
+    manifest = fetch_from_mirror(new, policy)
+    assert manifest is not None and manifest.step == 4
+    assert new.steps() == [4]
+    assert "fetching" in caplog.text and "step-00000008: manifest.json: of a branch" in caplog.text
+    assert mirror.abandoned() == ({roots[8], roots[6]}, {"a"})
+    assert mirror.owner()["writer"] == new.run_id
+
+
+def test_a_cut_that_the_mirror_does_not_know_yet_counts(home):
+    """The run folder says what is abandoned as long as the mirror could not be told."""
+    _, policy, run = home
+    shutil.rmtree(run.checkpoints)
+    abandon(run.path, [], from_step=5)
+    manifest = fetch_from_mirror(run, policy)
+    assert manifest is not None and manifest.step == 4
+
+
+def test_one_from_before_a_step(home, new):
+    """Newer ones are not even fetched; where there is none, all are named and none is published."""
+    _, policy, _ = home
+    manifest = fetch_from_mirror(new, policy, before=8)
+    assert manifest is not None and manifest.step == 6
+    assert new.steps() == [6]
+    shutil.rmtree(new.checkpoints)
+    with pytest.raises(NoTrustedCheckpoint) as caught:
+        fetch_from_mirror(new, policy, before=4)
+    assert "no checkpoint of the mirror from before step 4 verifies" in caught.value.found
+    assert "step-00000008: manifest.json: step 8, expected a step before 4" in caught.value.found
+    assert caught.value.expected.startswith("at least one from before step 4")
+    assert not new.checkpoints.exists()

@@ -215,6 +215,17 @@ def test_fetching_gives_the_same_bytes(run, mirror, tmp_path):
     assert read_manifest(target).root_sha256 == source.root_sha256
 
 
+def test_what_was_given_up_is_written_down(mirror, url):
+    """It stays known over claims, and a mirror from before there was such a list has none."""
+    assert mirror.abandoned() == (frozenset(), frozenset())
+    write(url, "mine/mirror.json", b'{"schema": 1, "writer": "aaa", "run_ids": ["aaa"]}')
+    assert mirror.abandoned() == (frozenset(), frozenset())
+    mirror.abandon(["two", "one"], ["cut"])
+    mirror.claim("bbb")
+    assert mirror.abandoned() == ({"one", "two"}, {"cut"})
+    assert mirror.owner() == {"writer": "bbb", "run_ids": ["aaa", "bbb"]}
+
+
 def test_the_owner_is_written_down(mirror, url):
     """The newest claim writes; the runs whose checkpoints lie there stay known."""
     mirror.claim("aaa")
