@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mprecipes.checkpoint import milestones
+from mprecipes.checkpoint.abandoned import abandon, read_cuts
 from mprecipes.checkpoint.manifest import Manifest
 from mprecipes.checkpoint.milestones import DamagedSource, make_milestone, read_milestones
 from mprecipes.checkpoint.mirror import Mirror, Mirrored
@@ -94,6 +95,7 @@ class Aftercare:
         self._mirroring = mirror and Mirroring(
             mirror, run_id, next_copy=self._next_copy, surplus=self._surplus,
             earlier=self._run_ids, pauses=pauses,
+            cuts=lambda: (read_cuts(folder.path), self._shelf.scan()[0]),
         )  # fmt: skip
         hours = policy.verify_every_hours
         self._scrubber = hours and Scrubber(folder.path, hours, mirror, self.damaged.add)
@@ -185,6 +187,7 @@ class Aftercare:
             self._make_milestones()
             if not self._frozen:
                 self.retain()
+            abandon(self._folder.path, [], kept=self._rolling())  # made again, bit for bit
         except Exception as error:  # noqa: BLE001 - a run must not end because of its leftovers
             self._counts["aftercare_errors"] += 1
             log.warning("keeping checkpoints: %s; the run goes on", error)
@@ -270,15 +273,18 @@ class Aftercare:
             return None
 
     def _surplus(self, rolling: Sequence[Mirrored]) -> list[Mirrored]:
-        """What the same plan gives up at the mirror; never what is still kept here."""
+        """What the same plan gives up at the mirror, and what is abandoned; nothing kept here."""
         with self._lock:
             if self._frozen:
                 return []
             here = {manifest.step for manifest in self._rolling()}
-            steps = {each.manifest.step: each for each in rolling if each.manifest}
+            known = [(each.manifest.step, each) for each in rolling if each.manifest]
+            steps = {step: each for step, each in known if not each.abandoned}
             plan = self._plan(list(steps), damaged=set())
             gone = [each.step for each in plan if not each.keep and each.step not in here]
-            return [steps[step] for step in gone]
+            stay = pinned_steps(self._folder.checkpoints)
+            void = [each for step, each in known if steps and each.abandoned and step not in stay]
+            return [*(steps[step] for step in gone), *void]
 
     def _run_ids(self) -> set[str]:
         with self._lock:

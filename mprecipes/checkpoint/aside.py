@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+from mprecipes.checkpoint.abandoned import abandon
 from mprecipes.checkpoint.manifest import Manifest, read_manifest, verify_folder
 from mprecipes.checkpoint.milestones import copy_file, read_milestones
 from mprecipes.checkpoint.shelf import Shelf, step_name
@@ -21,16 +22,32 @@ FOLDER = "set_aside"
 
 
 def set_aside(
-    run: Path, checkpoints: Path, reason: Callable[[Manifest], str | None], *, attempt: int
+    run: Path,
+    checkpoints: Path,
+    reason: Callable[[Manifest], str | None],
+    *,
+    attempt: int,
+    from_step: int | None = None,
 ) -> list[int]:
     """Where this rank writes: moves the checkpoints for which there is a reason; gives their steps.
 
+    They are abandoned at the mirror, too; those that stay are not.
+
+    Args:
+        from_step: what only the mirror has from this step on is also abandoned.
+
     Raises:
-        CheckpointError: one could not be moved.
+        CheckpointError: one could not be moved, or `abandoned.json` not be written.
     """
+    here = [
+        (manifest, reason(manifest))
+        for manifest in Shelf(checkpoints, run / "quarantine", "").scan()[0]
+    ]
+    leaving = [manifest for manifest, why in here if why is not None]
+    kept = [manifest for manifest, why in here if why is None]
+    abandon(run, leaving, from_step=from_step, kept=kept)
     moved = []
-    for manifest in Shelf(checkpoints, run / "quarantine", "").scan()[0]:
-        why = reason(manifest)
+    for manifest, why in here:
         if why is None:
             continue
         folder, target, number = run / FOLDER, run / FOLDER / manifest.folder.name, 1
@@ -95,7 +112,13 @@ def choose(
     if step not in here and others:
         _bring(_first_good(others, step), checkpoints / step_name(step))
     why = f"--resume_from {step}: this one is later"
-    return set_aside(run, checkpoints, lambda m: why if m.step > step else None, attempt=attempt)
+    return set_aside(
+        run,
+        checkpoints,
+        lambda m: why if m.step > step else None,
+        attempt=attempt,
+        from_step=step + 1,
+    )
 
 
 def _others(run: Path) -> list[tuple[int, Path]]:

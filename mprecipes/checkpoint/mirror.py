@@ -6,7 +6,8 @@ files as on the local disk. An object store has no rename, so `manifest.json` is
 folder without it is no checkpoint; when one is deleted, it goes first. Every file is read again and
 hashed after it was written: a copy costs one write and one read of its bytes. `mirror.json` names
 the run that writes there (`writer`) and those whose checkpoints lie there (`run_ids`), so that two
-runs of one name do not mix.
+runs of one name do not mix, and the root digests of checkpoints that nobody is to go on from
+(`abandoned`, of the `cuts` that were noted there; see `abandoned.py`).
 """
 
 import hashlib
@@ -29,6 +30,7 @@ from mprecipes.checkpoint.manifest import (
 from mprecipes.checkpoint.storage import FileEntry
 from mprecipes.errors import ConfigError, VerificationError
 from mprecipes.faults import fault_point
+from mprecipes.identity.files import fsync_directory, fsync_file
 
 KINDS = ("checkpoints", "milestones")
 OWNER = "mirror.json"
@@ -44,12 +46,14 @@ class Mirrored:
         name: of its folder there.
         manifest: what its manifest says; its `folder` means nothing. None when it cannot be read.
         problem: why it cannot.
+        abandoned: it is of a branch that was given up.
     """
 
     kind: str
     name: str
     manifest: Manifest | None
     problem: Problem | None = None
+    abandoned: bool = False
 
     @property
     def place(self) -> str:
@@ -87,24 +91,28 @@ class Mirror:
         self.home = f"{url.rstrip('/')}/{name}"
 
     def owner(self) -> dict[str, Any] | None:
-        """Gives `mirror.json`, None where nothing was mirrored yet."""
-        self._fs.invalidate_cache()
-        try:
-            facts = json.loads(self._fs.cat_file(f"{self._home}/{OWNER}"))
-            return {"writer": str(facts["writer"]), "run_ids": list(map(str, facts["run_ids"]))}
-        except FileNotFoundError:
-            return None
-        except (ValueError, TypeError, KeyError) as error:
-            raise OSError(f"{self.home}/{OWNER} is damaged ({error})") from error
+        """Gives who writes there and whose checkpoints lie there; None before the first."""
+        facts = self._facts()
+        return facts and {"writer": facts["writer"], "run_ids": facts["run_ids"]}
 
     def claim(self, run_id: str, earlier: Iterable[str] = ()) -> None:
         """Makes this run the one that writes here; whose checkpoints lie there stays known."""
-        facts = self.owner() or {"run_ids": []}
+        facts = self._facts() or {"run_ids": [], "abandoned": [], "cuts": []}
         run_ids = list(dict.fromkeys([*facts["run_ids"], *earlier, run_id]))
-        values = {"schema": 1, "writer": run_id, "run_ids": run_ids}
         self._fs.makedirs(self._home, exist_ok=True)
         fault_point("mirror.before_claim")
-        self._fs.pipe_file(f"{self._home}/{OWNER}", json.dumps(values, indent=1).encode("ascii"))
+        self._write({**facts, "writer": run_id, "run_ids": run_ids})
+
+    def abandoned(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Gives the root digests that are abandoned there, and the ids of the cuts it knows."""
+        facts = self._facts() or {"abandoned": [], "cuts": []}
+        return frozenset(facts["abandoned"]), frozenset(facts["cuts"])
+
+    def abandon(self, roots: Iterable[str], cuts: Iterable[str]) -> None:
+        """Writes down what `abandoned` gives, at a mirror that has a writer."""
+        facts = self._facts()
+        assert facts is not None
+        self._write({**facts, "abandoned": sorted(roots), "cuts": sorted(cuts)})
 
     def published(self, kinds: Iterable[str] = KINDS) -> list[Mirrored]:
         """Gives what is complete there, newest first; unreadable ones stand before all others."""
@@ -120,7 +128,8 @@ class Mirror:
     def push(self, source: Manifest, kind: str, name: str, go_on: Callable[[int], None]) -> int:
         """Copies a published checkpoint there, its manifest last; gives the bytes that were sent.
 
-        Files that are there already, and are the right ones, are not sent again.
+        Files that are there already, and are the right ones, are not sent again. Those that it does
+        not list, left by another one of this name, are deleted.
 
         Args:
             go_on: called with the bytes read since the last call; raises to give up.
@@ -128,8 +137,9 @@ class Mirror:
         self._fs.makedirs(self._at(kind, name), exist_ok=True)
         if self._size(self._at(kind, name, NAME)) is not None:  # another one of this name: no more
             self._fs.rm_file(self._at(kind, name, NAME))
-        sent = 0
-        for entry in files_of(source):
+        sent, entries = 0, files_of(source)
+        self._clear(kind, name, {entry.path for entry in entries})
+        for entry in entries:
             go_on(0)
             fault_point("mirror.before_file", source.step)
             remote = self._at(kind, name, entry.path)
@@ -176,7 +186,7 @@ class Mirror:
         self._fs.rm(self._at(there.kind, there.name), recursive=True)
 
     def fetch(self, there: Mirrored, folder: Path) -> None:
-        """Copies a mirrored checkpoint into an empty local folder, its manifest last."""
+        """Copies a mirrored checkpoint durably into an empty local folder, its manifest last."""
         assert there.manifest is not None
         entries = there.manifest.files
         for entry in entries:
@@ -184,9 +194,35 @@ class Mirror:
             if (size := self._size(remote)) != entry.bytes:
                 raise OSError(f"{entry.path} has {size} bytes there, not {entry.bytes}")
             self._fs.get_file(remote, str(folder / entry.path))
+            fsync_file(folder / entry.path)
             fault_point("fetch.after_file", there.manifest.step)
         write_sums(folder, entries)
         self._fs.get_file(self._at(there.kind, there.name, NAME), str(folder / NAME))
+        fsync_file(folder / NAME)
+        fsync_directory(folder)
+
+    def _clear(self, kind: str, name: str, wanted: set[str]) -> None:
+        """Deletes the files of a folder without a manifest that are not wanted there."""
+        self._fs.invalidate_cache()
+        for left in self._names(self._at(kind, name)):
+            if left not in wanted and not left.startswith("."):  # hidden: the file system's own
+                self._fs.rm(self._at(kind, name, left), recursive=True)
+
+    def _facts(self) -> dict[str, Any] | None:
+        self._fs.invalidate_cache()
+        try:
+            facts = json.loads(self._fs.cat_file(f"{self._home}/{OWNER}"))
+            lists = {name: list(map(str, facts.get(name, []))) for name in ("abandoned", "cuts")}
+            run_ids = list(map(str, facts["run_ids"]))
+            return {"writer": str(facts["writer"]), "run_ids": run_ids, **lists}
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise OSError(f"{self.home}/{OWNER} is damaged ({error})") from error
+
+    def _write(self, facts: dict[str, Any]) -> None:
+        data = json.dumps({"schema": 1, **facts}, indent=1).encode("ascii")
+        self._fs.pipe_file(f"{self._home}/{OWNER}", data)
 
     def _at(self, *parts: str) -> str:
         return "/".join((self._home, *parts))

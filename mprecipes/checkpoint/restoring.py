@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from mprecipes.checkpoint import snapshot
+from mprecipes.checkpoint.abandoned import abandon
 from mprecipes.checkpoint.agreement import agree
 from mprecipes.checkpoint.contents import doubtful
 from mprecipes.checkpoint.fetching import fetch_from_mirror
@@ -28,7 +29,7 @@ from mprecipes.checkpoint.shelf import RunFolderLike, Shelf
 from mprecipes.checkpoint.storage import DamagedFile, UnreachableFile
 from mprecipes.checkpoint.supply import Wrong
 from mprecipes.compute.ranks import Ranks
-from mprecipes.errors import NoTrustedCheckpoint, VerificationError
+from mprecipes.errors import VerificationError
 from mprecipes.faults import fault_point
 
 log = logging.getLogger(__name__)
@@ -83,6 +84,12 @@ class Restorer:
         self, check: Callable[[Manifest | None], None]
     ) -> tuple[Manifest | None, dict[str, Any]]:
         """See `CheckpointManager.restore_newest`."""
+        return self._restore_newest(check)
+
+    def _restore_newest(
+        self, check: Callable[[Manifest | None], None], before: int | None = None
+    ) -> tuple[Manifest | None, dict[str, Any]]:
+        """Likewise; from the mirror only a checkpoint from before a step."""
         state: dict[str, Any] = {}
 
         def accept(manifest: Manifest) -> Wrong:
@@ -97,7 +104,7 @@ class Restorer:
                 snapshot.refresh_working_copies(self._live.model)
             return wrong
 
-        manifest = self._find(accept)
+        manifest = self._find(accept, before)
         if manifest is None:
             check(None)
         self.manifest = manifest
@@ -108,28 +115,23 @@ class Restorer:
         problem = Problem(NAME, reason, f"a step before {step}")
 
         def set_aside() -> None:
+            if not self._ranks.writes_here:
+                return
             newer = [each for each in self._shelf.scan()[0] if each.step >= step]
-            for manifest in newer if self._ranks.writes_here else ():
+            abandon(self._folder.path, newer, from_step=step)
+            for manifest in newer:
                 self._shelf.set_aside(manifest.folder, [problem])
 
-        def older(manifest: Manifest | None) -> None:
-            if manifest is not None and manifest.step >= step:  # fetched from the mirror
-                raise NoTrustedCheckpoint(
-                    f"no checkpoint here from before step {step} verifies, and the mirror's newest "
-                    f"is of step {manifest.step}, which {reason}",
-                    expected=f"a checkpoint from before step {step}",
-                    where="checkpoints/",
-                    action="copy an older one from the mirror to checkpoints/, and remove this one",
-                )
-
         agree(self._ranks, _SETTING_ASIDE, set_aside)
-        manifest, state = self.restore_newest(older)
+        manifest, state = self._restore_newest(lambda manifest: None, before=step)
         assert manifest is not None  # what was set aside lies in quarantine: none left is an error
         return manifest, state
 
-    def _find(self, accept: Callable[[Manifest], Wrong]) -> Manifest | None:
+    def _find(
+        self, accept: Callable[[Manifest], Wrong], before: int | None = None
+    ) -> Manifest | None:
         def fetch() -> Manifest | None:
-            return fetch_from_mirror(self._folder, self._policy)
+            return fetch_from_mirror(self._folder, self._policy, before=before)
 
         manifest, self.refusals = find_newest(self._shelf, self._ranks, accept, fetch)
         return manifest

@@ -168,7 +168,8 @@ class Saver:
         self._shelf.checkpoints.mkdir(parents=True, exist_ok=True)
         kept = self._shelf.make_room(capture.step, refuse)
         if kept is None:
-            check_space(self._shelf.checkpoints, capture.state_bytes, step=capture.step)
+            where = f"saving step {capture.step}"
+            check_space(self._shelf.checkpoints, capture.state_bytes, where=where)
         fault_point("save.after_begin", capture.step)
         return kept
 
@@ -291,8 +292,8 @@ def check_arrived(wrong: Sequence[Sequence[str]], step: int) -> None:
             )
 
 
-def check_space(folder: Path, state_bytes: int, *, step: int) -> None:
-    """Refuses to begin a save that would fill the disk.
+def check_space(folder: Path, state_bytes: int, *, where: str) -> None:
+    """Refuses to begin what would fill the disk: a save, or a copy from the mirror.
 
     Raises:
         CheckpointError: what is free is less than the measured size with a margin.
@@ -304,7 +305,7 @@ def check_space(folder: Path, state_bytes: int, *, step: int) -> None:
             f"{_size(free)} are free on the disk of checkpoints/",
             expected=f"{_size(needed)}: the measured {_size(state_bytes)} x {SPACE_FACTOR} + "
             f"{_size(SPACE_MARGIN_BYTES)}; nothing was written, older checkpoints are untouched",
-            where=f"saving step {step}",
+            where=where,
             action="free space on this disk, or launch again with a smaller --keep_last",
         )
 

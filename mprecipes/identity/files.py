@@ -72,6 +72,15 @@ def write_json_atomically(path: Path, value: Any) -> None:
     write_atomically(path, (json.dumps(value, indent=2) + "\n").encode("utf-8"))
 
 
+def fsync_file(path: Path) -> None:
+    """Makes the bytes of a file that something else wrote durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def fsync_directory(path: Path) -> None:
     """Makes renames and new names inside `path` durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from mprecipes.checkpoint.abandoned import abandon
 from mprecipes.checkpoint.aftercare import Aftercare, pin_path, pinned_steps
 from mprecipes.checkpoint.manifest import read_manifest
 from mprecipes.checkpoint.milestones import make_milestone
@@ -304,6 +305,88 @@ def test_the_mirror_never_gives_up_what_is_kept_here(run, mirrored):
     publish(run, second, 12)
     second.close(seconds=PATIENCE)
     assert [place[-2:] for place in there(mirror)] == ["12", "20", "30"]
+
+
+def given_up(run, step):
+    """Sets the checkpoint of a step aside, as a rollback does."""
+    manifest = read_manifest(run.checkpoints / f"step-{step:08d}")
+    abandon(run.path, [manifest], from_step=step)
+    shutil.move(manifest.folder, run.path / "elsewhere")
+    return manifest
+
+
+def test_what_was_given_up_is_not_the_newest_at_the_mirror(run, mirrored):
+    """It uses up no place there and goes once the branch that went on is there; pins hold."""
+    mirror, url = mirrored
+    aftercare = care(run, keep_last=2, mirror=url)
+    publish(run, aftercare, 20, 30)
+    aftercare.close(seconds=PATIENCE)
+    gone = given_up(run, 30)
+    (run.checkpoints / "step-00000030.pinned").touch()
+    aftercare = care(run, keep_last=2, mirror=url)
+    publish(run, aftercare, 25)
+    aftercare.close(seconds=PATIENCE)
+    assert [place[-2:] for place in there(mirror)] == ["20", "25", "30"]
+    (run.checkpoints / "step-00000030.pinned").unlink()
+    aftercare = care(run, keep_last=2, mirror=url)
+    aftercare.freeze()
+    publish(run, aftercare, 27)
+    aftercare.close(seconds=PATIENCE)
+    assert [place[-2:] for place in there(mirror)] == ["20", "25", "27", "30"]
+    aftercare = care(run, keep_last=2, mirror=url)
+    publish(run, aftercare, 28)
+    aftercare.close(seconds=PATIENCE)
+    assert [place[-2:] for place in there(mirror)] == ["27", "28"]
+    assert mirror.abandoned()[0] == {gone.root_sha256}
+
+
+def test_what_is_made_again_bit_for_bit_is_good(run, mirrored):
+    """It has the root digest of what was given up, and stays good after it is deleted here."""
+    mirror, url = mirrored
+    aftercare = care(run, mirror=url)
+    publish(run, aftercare, 20, 30)
+    aftercare.close(seconds=PATIENCE)
+    gone = given_up(run, 30)
+    aftercare = care(run, mirror=url)
+    publish(run, aftercare, 25)
+    aftercare.close(seconds=PATIENCE)
+    assert mirror.abandoned()[0] == {gone.root_sha256}
+    aftercare = care(run, mirror=url)
+    publish(run, aftercare, 30)
+    aftercare.close(seconds=PATIENCE)
+    aftercare = care(run, keep_last=1, mirror=url)
+    publish(run, aftercare, 31)
+    assert run.steps() == [31]
+    aftercare.close(seconds=PATIENCE)
+    assert mirror.abandoned()[0] == frozenset()
+
+
+def test_a_mirror_that_cannot_be_told_is_told_later(run, mirrored, monkeypatch):
+    """Nothing is copied before it has taken note; training's disk is complete meanwhile."""
+    mirror, url = mirrored
+    aftercare = care(run, mirror=url)
+    publish(run, aftercare, 20, 30)
+    aftercare.close(seconds=PATIENCE)
+    gone = given_up(run, 30)
+
+    def unreachable(self, roots, cuts):
+        raise TimeoutError("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Mirror, "abandon", unreachable)
+        aftercare = care(run, mirror=url)
+        publish(run, aftercare, 25)
+        aftercare.close(seconds=PATIENCE)
+    assert aftercare.counts["mirror_errors"] >= 1
+    assert run.steps() == [20, 25]
+    assert [place[-2:] for place in there(mirror)] == ["20", "30"]
+    assert mirror.abandoned() == (frozenset(), frozenset())
+    again = care(run, mirror=url)
+    publish(run, again, 27)
+    again.close(seconds=PATIENCE)
+    assert [place[-2:] for place in there(mirror)] == ["20", "25", "27"]
+    assert mirror.abandoned()[0] == {gone.root_sha256}
+    assert again.counts["mirror_errors"] == 0
 
 
 def test_a_damaged_checkpoint_is_not_mirrored(run, mirrored):

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A new disk gets its newest good checkpoint from the mirror; nothing else is taken for one."""
 
+import os
 import shutil
+from collections import namedtuple
+from pathlib import Path
 
 import pytest
 
+from mprecipes.checkpoint.abandoned import abandon
 from mprecipes.checkpoint.fetching import fetch_from_mirror
 from mprecipes.checkpoint.mirror import Mirror
 from mprecipes.checkpoint.policy import CheckpointPolicy
@@ -120,3 +124,79 @@ def test_a_full_disk_leaves_nothing_half(home, new, monkeypatch):
     with pytest.raises(CheckpointError) as caught:
         fetch_from_mirror(new, policy)
     assert "free space" in caught.value.action
+
+
+def test_all_is_durable_before_it_is_published(home, new, monkeypatch):
+    """Every file and the staging folder are synced, and only then is the folder renamed."""
+    _, policy, run = home
+    events, fsync, rename = [], os.fsync, Path.rename
+
+    def record_fsync(descriptor):
+        events.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    def record_rename(path, target):
+        events.append("rename")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(Path, "rename", record_rename)
+    assert fetch_from_mirror(new, policy) is not None
+    before, after = events[: events.index("rename")], events[events.index("rename") + 1 :]
+    staging = new.checkpoints / f".staging-step-00000008-{new.run_id}"
+    names = contents(run.checkpoints / "step-00000008").keys()
+    assert sorted(before[:-1]) == sorted(staging / name for name in names)
+    assert before[-1] == staging
+    assert after == [new.checkpoints]
+
+
+def test_too_little_space_is_refused_before_anything_is_written(home, new, monkeypatch):
+    """With what is free and what is needed; no folder is left here."""
+    _, policy, _ = home
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(5_000_000))
+    with pytest.raises(CheckpointError) as caught:
+        fetch_from_mirror(new, policy)
+    assert caught.value.found == "5.0 MB are free on the disk of checkpoints/"
+    assert caught.value.expected.startswith("16.8 MB: the measured 0.0 MB x 1.1 + 16.8 MB")
+    assert caught.value.where == f"fetching {policy.mirror}/mine/checkpoints/step-00000008"
+    assert "free space" in caught.value.action
+    assert list(new.checkpoints.iterdir()) == []
+
+
+def test_what_was_given_up_is_not_taken(home, new, caplog):
+    """What the mirror says is abandoned is passed over, a milestone too, and nothing is fetched."""
+    _, policy, run = home
+    mirror = Mirror(policy.mirror, run.path)
+    roots = {each.manifest.step: each.manifest.root_sha256 for each in mirror.published()}
+    mirror.abandon([roots[8], roots[6]], ["a"])
+    manifest = fetch_from_mirror(new, policy)
+    assert manifest is not None and manifest.step == 4
+    assert new.steps() == [4]
+    assert "fetching" in caplog.text and "step-00000008: manifest.json: of a branch" in caplog.text
+    assert mirror.abandoned() == ({roots[8], roots[6]}, {"a"})
+    assert mirror.owner()["writer"] == new.run_id
+
+
+def test_a_cut_that_the_mirror_does_not_know_yet_counts(home):
+    """The run folder says what is abandoned as long as the mirror could not be told."""
+    _, policy, run = home
+    shutil.rmtree(run.checkpoints)
+    abandon(run.path, [], from_step=5)
+    manifest = fetch_from_mirror(run, policy)
+    assert manifest is not None and manifest.step == 4
+
+
+def test_one_from_before_a_step(home, new):
+    """Newer ones are not even fetched; where there is none, all are named and none is published."""
+    _, policy, _ = home
+    manifest = fetch_from_mirror(new, policy, before=8)
+    assert manifest is not None and manifest.step == 6
+    assert new.steps() == [6]
+    shutil.rmtree(new.checkpoints)
+    with pytest.raises(NoTrustedCheckpoint) as caught:
+        fetch_from_mirror(new, policy, before=4)
+    assert "no checkpoint of the mirror from before step 4 verifies" in caught.value.found
+    assert "step-00000008: manifest.json: step 8, expected a step before 4" in caught.value.found
+    assert caught.value.expected.startswith("at least one from before step 4")
+    assert not new.checkpoints.exists()

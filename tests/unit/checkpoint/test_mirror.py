@@ -139,6 +139,25 @@ def test_another_checkpoint_of_the_name_takes_the_place(run, mirror, url):
     assert files(url, "mine/checkpoints/step-00000004") == contents(again.folder)
 
 
+def test_files_of_the_one_before_do_not_stay(run, mirror, url, monkeypatch):
+    """A step saved again as fewer files verifies there, also when the first copy was cut."""
+    mirror.push(run.save(4), "checkpoints", "step-00000004", go_on)
+    for name in ("tensors-rank00001-000.safetensors", "rank-00001.json", ".nfs0001"):
+        write(url, f"mine/checkpoints/step-00000004/{name}", b"of another launch")
+    again = write_checkpoint(run.path / "again", 4, salt=2.0)
+    monkeypatch.setenv("MPRECIPES_FAULT", "eio@mirror.before_file:4")
+    with pytest.raises(OSError, match="planted"):
+        mirror.push(again, "checkpoints", "step-00000004", go_on)
+    assert mirror.published() == []
+    monkeypatch.delenv("MPRECIPES_FAULT")
+    mirror.push(again, "checkpoints", "step-00000004", go_on)
+    found = files(url, "mine/checkpoints/step-00000004")
+    assert found.pop(".nfs0001") == b"of another launch"
+    assert found == contents(again.folder)
+    (problem,) = mirror.verify(mirror.published()[0], go_on)
+    assert problem.path == ".nfs0001"
+
+
 @pytest.mark.parametrize(
     ("name", "damage", "found"),
     [
@@ -194,6 +213,17 @@ def test_fetching_gives_the_same_bytes(run, mirror, tmp_path):
     assert contents(target) == contents(source.folder)
     assert sorted(contents(target)) == sorted(NAMES)
     assert read_manifest(target).root_sha256 == source.root_sha256
+
+
+def test_what_was_given_up_is_written_down(mirror, url):
+    """It stays known over claims, and a mirror from before there was such a list has none."""
+    assert mirror.abandoned() == (frozenset(), frozenset())
+    write(url, "mine/mirror.json", b'{"schema": 1, "writer": "aaa", "run_ids": ["aaa"]}')
+    assert mirror.abandoned() == (frozenset(), frozenset())
+    mirror.abandon(["two", "one"], ["cut"])
+    mirror.claim("bbb")
+    assert mirror.abandoned() == ({"one", "two"}, {"cut"})
+    assert mirror.owner() == {"writer": "bbb", "run_ids": ["aaa", "bbb"]}
 
 
 def test_the_owner_is_written_down(mirror, url):

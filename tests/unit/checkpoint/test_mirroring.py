@@ -2,7 +2,10 @@
 """The mirror follows in the background, whatever happens to it."""
 
 import shutil
+import subprocess
+import sys
 import threading
+import time
 
 import pytest
 
@@ -213,6 +216,66 @@ def test_a_mirror_that_hangs_does_not_hold_the_end_up(run, mirror, caplog):
     go.set()
     assert "not up to date" in caplog.text
     assert follower.mirroring.counts["mirror_errors"] == 1
+
+
+def test_without_draining_a_file_on_its_way_is_not_waited_for(run, mirror, monkeypatch):
+    """The end goes on after about a second; the copy that was cut off is made up for."""
+    run.save(4)
+    reached, go = threading.Event(), threading.Event()
+    put_file = mirror._fs.put_file
+
+    def hang(*arguments):
+        reached.set()
+        go.wait(PATIENCE)
+        put_file(*arguments)
+
+    monkeypatch.setattr(mirror._fs, "put_file", hang)
+    follower = Follower(run, mirror)
+    follower.mirroring.wake()
+    assert reached.wait(PATIENCE)
+    began = time.monotonic()
+    follower.mirroring.close(drain=False, seconds=600.0)
+    assert time.monotonic() - began < PATIENCE / 2
+    assert follower.mirroring._thread.is_alive() and not go.is_set()
+    assert mirror.published() == []
+    go.set()
+    follower.mirroring._thread.join(PATIENCE)
+    assert not follower.mirroring._thread.is_alive()
+    assert mirror.published() == []
+    assert follower.mirroring.counts["mirror_errors"] == 0
+    monkeypatch.undo()
+    Follower(run, mirror).mirroring.update()
+    assert steps(mirror) == [4]
+
+
+HANGS_AT_EXIT = """
+import sys, threading
+from pathlib import Path
+from mprecipes.checkpoint.policy import CheckpointPolicy
+from tests.toys import Run
+
+home = Path(sys.argv[1])
+(home / "run").mkdir()
+run = Run(home / "run", policy=CheckpointPolicy(mirror=f"file://{home}/mirror"))
+reached = threading.Event()
+
+def hang(*arguments):
+    reached.set()
+    threading.Event().wait()
+
+run.manager._aftercare._mirroring._mirror._fs.put_file = hang
+run.train([1])
+assert reached.wait(60)
+run.manager.close(drain_mirror=False)
+print("closed", flush=True)
+"""
+
+
+def test_a_file_on_its_way_does_not_hold_the_process(tmp_path):
+    """A process whose mirror never answers ends all the same, with its exit code."""
+    command = [sys.executable, "-c", HANGS_AT_EXIT, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=4 * PATIENCE)
+    assert (done.returncode, done.stdout) == (0, "closed\n"), done.stderr
 
 
 def test_closing_what_was_never_used(run, mirror):

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A checkpoint back into the live state, and what happens to damaged ones."""
 
+import shutil
+
 import pytest
 import torch
 
+from mprecipes.checkpoint.aside import choose
 from mprecipes.checkpoint.manager import CheckpointManager
 from mprecipes.checkpoint.policy import CheckpointPolicy
 from mprecipes.checkpoint.snapshot import live_tensors, take_snapshot
@@ -167,23 +170,115 @@ def test_nothing_from_before_a_step(tmp_path):
         run.manager.restore_before(1, "led astray")
 
 
-def test_the_mirrors_newest_may_be_too_new(tmp_path):
-    """Step 1 is damaged here and the mirror's newest is step 2: it is not gone back to."""
-    policy = CheckpointPolicy(mirror=f"file://{tmp_path}/mirror")
-    (tmp_path / "mine").mkdir()
-    run = Run(tmp_path / "mine", policy=policy)
+def damage(run, step):
+    path = run.folder.checkpoints / f"step-{step:08d}" / "tensors-rank00000-000.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+
+
+@pytest.fixture
+def policy(tmp_path):
+    return CheckpointPolicy(mirror=f"file://{tmp_path}/mirror")
+
+
+def at_the_mirror(tmp_path):
+    return sorted(path.name[-1] for path in (tmp_path / "mirror/mine/checkpoints").iterdir())
+
+
+def launched(tmp_path, policy):
+    """The run as a new process finds it, also on an empty disk."""
+    (tmp_path / "mine").mkdir(exist_ok=True)
+    return Run(tmp_path / "mine", policy=policy)
+
+
+def test_the_mirror_has_one_from_before_a_step(tmp_path, policy):
+    """Step 1 is damaged here: the mirror's is fetched, and its step 2 never published here."""
+    run = launched(tmp_path, policy)
+    run.train([1])
+    expected = state_of(run)
+    run.train([2])
+    run.manager.close()
+    damage(run, 1)
+    other = launched(tmp_path, policy)
+    manifest, state = other.manager.restore_before(2, "led astray")
+    assert (manifest.step, state) == (1, {"draws": 1})
+    assert same(state_of(other), expected)
+    assert other.names() == ["step-00000001"]
+
+
+def test_the_mirrors_newest_may_be_too_new(tmp_path, policy):
+    """Step 1 is damaged here and the mirror has step 2 only: it is not gone back to, and not found
+    by the same command later."""
+    run = launched(tmp_path, policy)
     run.train([1, 2])
     run.manager.close()
-    path = run.folder.checkpoints / "step-00000001" / "tensors-rank00000-000.safetensors"
-    path.write_bytes(path.read_bytes()[:-1] + b"?")
-    other = Run(tmp_path / "mine", policy=policy)
+    damage(run, 1)
+    shutil.rmtree(tmp_path / "mirror/mine/checkpoints/step-00000001")
+    other = launched(tmp_path, policy)
     with pytest.raises(NoTrustedCheckpoint) as caught:
         other.manager.restore_before(2, "led astray")
     error = caught.value
     assert error.found == (
-        "no checkpoint here from before step 2 verifies, and the mirror's newest is of step 2, "
-        "which led astray"
+        "no checkpoint of the mirror from before step 2 verifies:\n    "
+        "checkpoints/step-00000002: manifest.json: step 2, expected a step before 2"
     )
-    assert error.expected == "a checkpoint from before step 2"
-    assert error.where == "checkpoints/"
-    assert error.action.startswith("copy an older one from the mirror")
+    assert error.expected.startswith("at least one from before step 2")
+    assert error.where == f"{policy.mirror}/mine"
+    assert error.action.startswith("put an intact copy")
+    assert other.names() == []
+    with pytest.raises(NoTrustedCheckpoint, match="of a branch that was given up"):
+        launched(tmp_path, policy).manager.restore_newest(lambda manifest: None)
+    assert other.names() == []
+
+
+def lost(tmp_path, policy):
+    """What a new machine restores: its step and the rank's state."""
+    shutil.rmtree(tmp_path / "mine")
+    run = launched(tmp_path, policy)
+    manifest, state = run.manager.restore_newest(lambda manifest: None)
+    run.manager.close()
+    return manifest.step, state
+
+
+def test_after_a_rollback_a_new_machine_finds_the_branch_that_went_on(tmp_path, policy):
+    """Steps 3 and 4 were rolled back, 3 was made again: it is what an empty disk goes on from."""
+    run = launched(tmp_path, policy)
+    run.train([1, 2, 3, 4])
+    run.manager.close()
+    assert at_the_mirror(tmp_path)[-2:] == ["3", "4"]
+    run = launched(tmp_path, policy)
+    manifest, _ = run.manager.restore_before(3, "led astray")
+    assert manifest.step == 2
+    run.manager.save(run.position(3), facts={}, rank_state={"draws": 99}, wait=True)
+    run.manager.close()
+    assert at_the_mirror(tmp_path)[-2:] == ["2", "3"]
+    assert lost(tmp_path, policy) == (3, {"draws": 99})
+
+
+def test_after_a_chosen_step_a_new_machine_finds_the_branch_that_went_on(tmp_path, policy):
+    """Of steps 1, 3 and 4 the run went on from 1 to 2: an empty disk does not go on from 4."""
+    run = launched(tmp_path, policy)
+    run.train([1, 3, 4])
+    run.manager.close()
+    choose(run.folder.path, run.folder.checkpoints, 1, attempt=1)
+    run = launched(tmp_path, policy)
+    run.train([2])
+    run.manager.close()
+    assert at_the_mirror(tmp_path) == ["1", "2"]
+    assert lost(tmp_path, policy) == (2, {"draws": 2})
+
+
+def test_a_step_that_was_given_up_can_be_chosen_again(tmp_path, policy):
+    """Brought back from `set_aside/`, it is good at the mirror as well."""
+    run = launched(tmp_path, policy)
+    run.train([1, 3])
+    run.manager.close()
+    choose(run.folder.path, run.folder.checkpoints, 1, attempt=1)
+    run = launched(tmp_path, policy)
+    run.train([2])
+    run.manager.close()
+    choose(run.folder.path, run.folder.checkpoints, 3, attempt=2)
+    run = launched(tmp_path, policy)
+    run.train([4])
+    run.manager.close()
+    shutil.rmtree(tmp_path / "mirror/mine/checkpoints/step-00000004")
+    assert lost(tmp_path, policy) == (3, {"draws": 3})
