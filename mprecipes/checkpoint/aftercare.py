@@ -12,7 +12,6 @@ On disk, beside the checkpoints: `checkpoints/evaluations.json` (step -> metric 
 import json
 import logging
 import math
-import os
 import re
 import threading
 from collections import Counter
@@ -23,7 +22,7 @@ from typing import Protocol
 from mprecipes.checkpoint import milestones
 from mprecipes.checkpoint.abandoned import abandon, read_cuts
 from mprecipes.checkpoint.manifest import Manifest
-from mprecipes.checkpoint.milestones import DamagedSource, make_milestone, read_milestones
+from mprecipes.checkpoint.milestones import DamagedSource, is_taken, make_milestone, read_milestones
 from mprecipes.checkpoint.mirror import Mirror, Mirrored
 from mprecipes.checkpoint.mirroring import PAUSES, Copy, Mirroring, Roots
 from mprecipes.checkpoint.policy import CheckpointPolicy
@@ -314,13 +313,6 @@ class Aftercare:
         except OSError as error:
             self._counts["aftercare_errors"] += 1
             log.warning("%s of step %d is not written (%s)", EVALUATIONS, step, error)
-
-
-def is_taken(path: Path, there: Manifest | None, manifest: Manifest) -> bool:
-    """Whether a milestone's name is another checkpoint's, or that of one that cannot be read."""
-    if there is None:
-        return os.path.lexists(path)
-    return there.root_sha256 != manifest.root_sha256
 
 
 def pin_path(checkpoints: Path, step: int) -> Path:

@@ -60,6 +60,13 @@ def read_milestones(milestones: Path) -> dict[str, Manifest]:
     return found
 
 
+def is_taken(path: Path, there: Manifest | None, manifest: Manifest) -> bool:
+    """Whether a milestone's name is another checkpoint's, or that of one that cannot be read."""
+    if there is None:
+        return os.path.lexists(path)
+    return there.root_sha256 != manifest.root_sha256
+
+
 def make_milestone(source: Manifest, milestones: Path, name: str) -> Manifest:
     """Copies a published checkpoint to `milestones/<name>` and verifies every byte of the copy.
 

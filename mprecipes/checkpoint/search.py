@@ -158,15 +158,13 @@ def by_writer(ranks: Ranks, problems: Sequence[Sequence[Problem]]) -> Wrong:
 
 
 def _fetched(ranks: Ranks, fetch: Callable[[], Manifest | None]) -> list[str]:
-    """The name of the checkpoint that rank 0 brought here, if any."""
-    error: Exception | None = None
-    names: list[str] = []
-    if ranks.is_main:
-        try:
-            names = [manifest.folder.name] if (manifest := fetch()) else []
-        except Exception as problem:  # noqa: BLE001 - raised again on every rank
-            error = problem
-    return ranks.main_first(error, names)
+    """The name of the checkpoint that rank 0 brought here, if any; the others wait for it."""
+
+    def name() -> list[str]:
+        manifest = fetch()
+        return [] if manifest is None else [manifest.folder.name]
+
+    return ranks.on_main(name)
 
 
 def _refuse_twice(name: str, wrong: Wrong, failed: set[tuple[str, int]]) -> None:

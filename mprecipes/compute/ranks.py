@@ -6,6 +6,7 @@ limit the process group was made with. With one process nothing is communicated.
 """
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from fractions import Fraction
@@ -21,6 +22,7 @@ from mprecipes.errors import ConfigError
 from mprecipes.identity.files import Parcel
 
 T = TypeVar("T")
+HEARTBEAT_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,26 @@ class Ranks:
         if error is not None:
             raise error
         return value  # type: ignore[return-value]
+
+    def on_main(self, work: Callable[[], T], every: float = HEARTBEAT_SECONDS) -> T:
+        """Collective: every rank gets what `work` gives on rank 0, or raises its error.
+
+        However long it takes: with peers it runs in a thread, while a short collective every so
+        many seconds keeps all ranks inside the time limit of the group.
+        """
+        if self.world_size == 1:
+            return work()
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(work) if self.is_main else None
+            is_done = False
+            while not is_done:
+                if future is not None:
+                    wait([future], timeout=every)
+                is_done = self.share(future is not None and future.done())
+            if future is None:
+                return self.main_first(None)
+            error = future.exception()
+            return self.main_first(error, None if error else future.result())
 
     def writers_first(self, error: BaseException | None, value: T | None = None) -> T:
         """Collective: every rank gets its writer's value, or raises the first writer's error.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sharing a global batch, and collectives of one process."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,31 @@ def test_each_rank_has_one_writer():
     assert Ranks().spread([], Path) == {}
     assert Ranks().with_node_writers().writers == (0,)
     assert Ranks().writers_first(None, 7) == 7
+
+
+def test_a_long_work_of_rank_zero_keeps_the_others_inside_their_time_limit():
+    """While it goes on a collective is made again and again; then come its value or its error."""
+    told, pause = [], threading.Event()
+
+    class Two(Ranks):
+        def share(self, value, source=0):
+            told.append(value)
+            return value
+
+    def work():
+        while told.count(False) < 3:
+            pause.wait(0.01)
+        return 7
+
+    def failing():
+        raise ConfigError("a", expected="b", where="c", action="d")
+
+    ranks = Two(0, 2, 0, 2)
+    assert ranks.on_main(work, every=0.01) == 7
+    assert told[:3] == [False] * 3 and told[-2:] == [True, (None, 7)]
+    with pytest.raises(ConfigError, match="a"):
+        ranks.on_main(failing, every=0.01)
+    assert Ranks().on_main(lambda: 8) == 8
 
 
 def test_main_first_raises_the_error_of_rank_zero():
