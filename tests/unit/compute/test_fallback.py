@@ -18,8 +18,11 @@ ERROR = NumericsError("loss nan", expected="finite", where="step 7", action="loo
 
 
 def record(folder, rungs):
-    attempts = [{"attempt": n, "fallback": rung} for n, rung in enumerate(rungs)]
-    facts = {"schema": 1, "attempts": [*attempts, {"attempt": len(rungs)}]}
+    fell = {"outcome": "fell_back", "exit_code": 75}
+    attempts = [{"attempt": n, **fell, "fallback": rung} for n, rung in enumerate(rungs)]
+    facts = {"schema": 1, "run_id": "0123456789ab", "wandb_id": "0123456789ab", "recipe": {},
+             "created": "2026-11-30T10:00:00+00:00", "horizon": 100,
+             "attempts": [*attempts, {"attempt": len(rungs), "outcome": None}]}  # fmt: skip
     (folder / "run.json").write_text(json.dumps(facts))
 
 
