@@ -85,7 +85,8 @@ def read_run_file(path: Path) -> dict[str, Any] | None:
     """Gives the content of a folder's `run.json`, None without one.
 
     Raises:
-        ConfigError: it is damaged, of another schema, or lacks what every run writes.
+        ConfigError: the path is a file, or run.json is damaged, of another schema, or lacks what
+            every run writes.
     """
     file = path / "run.json"
     try:
@@ -97,6 +98,13 @@ def read_run_file(path: Path) -> dict[str, Any] | None:
             found = f"run.json lacks {', '.join(wrong)}" if facts["attempts"] else "no attempt"
     except FileNotFoundError:
         return None
+    except NotADirectoryError:
+        raise ConfigError(
+            "a file, or a path through one",
+            expected="the folder of a run",
+            where=str(path),
+            action="name a run's output_dir, or a new folder for a new run",
+        ) from None
     except (ValueError, TypeError, KeyError) as error:
         found = f"run.json is damaged ({type(error).__name__}: {error})"
     raise ConfigError(

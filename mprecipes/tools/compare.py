@@ -29,7 +29,7 @@ from mprecipes.tools.compare_fit import STEPS, batch_words, largest_batch, sizes
 from mprecipes.tools.compare_launches import Ended, run_jobs
 from mprecipes.tools.compare_plan import Job, parse_arms, parse_seeds, plan_jobs, read_options
 from mprecipes.tools.compare_watch import Watch
-from mprecipes.tools.drill_launches import CHECKOUT, accelerate_launcher
+from mprecipes.tools.drill_launches import CHECKOUT, accelerate_launcher, make_folder
 from mprecipes.tools.report import tell
 from mprecipes.tools.run_records import RunRecord, missing_record, read_record
 
@@ -146,7 +146,7 @@ def _keep_plan(folder: Path, fixed: dict[str, Any], open_ended: dict[str, Any]) 
                     where=str(file),
                     action="use a new --output_dir, or the options of before",
                 )
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_json_atomically(file, {**fixed, **open_ended})
 
 

@@ -33,11 +33,11 @@ def table_with(*columns: str, **options: Any) -> Table:
 
 
 def facts_table(title: str, facts: dict[str, Any]) -> Table:
-    """Gives a table of names and values; a dash where there is no value."""
-    table = table_with("", "", title=title, show_header=False)
+    """Gives a table of names and values as they are; a dash where there is no value."""
+    table = table_with("", "", title=escape(title), show_header=False)
     for name, value in facts.items():
         text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
-        table.add_row(name, "-" if value is None or text == "" else escape(str(text)))
+        table.add_row(escape(name), "-" if value is None or text == "" else escape(str(text)))
     return table
 
 

@@ -140,6 +140,7 @@ def pin(run: Path, step: int, *, release: bool) -> bool:
     Raises:
         ConfigError: no such run or step.
     """
+    read_run(run)
     marker = pin_path(run / "checkpoints", step)
     if release:
         there = marker.exists()

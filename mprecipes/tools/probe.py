@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,6 +33,7 @@ from mprecipes.compute.ranks import Ranks, plan_batches
 from mprecipes.compute.scaling import LossScaler
 from mprecipes.compute.vocabulary import pad_vocabulary
 from mprecipes.data.order import SampleOrder, micro_batches
+from mprecipes.identity.recipe import read_recipe
 from mprecipes.tools.probe_causes import find_cause, round_as_reduced
 
 Weights = dict[str, torch.Tensor]
@@ -86,8 +88,14 @@ class ModeFindings:
 
 
 def load_recipe(path: Path) -> ModuleType:
-    """Gives the module of a recipe's file, `RECIPE`, `Config`, `build_model` and all."""
-    spec = importlib.util.spec_from_file_location("probed_recipe", path)
+    """Gives the module of a recipe's file, `RECIPE`, `Config`, `build_model` and all.
+
+    Raises:
+        ConfigError: no such file, or it is no recipe.
+    """
+    read_recipe(path)
+    loader = SourceFileLoader("probed_recipe", str(path))  # whatever the file's ending
+    spec = importlib.util.spec_from_loader("probed_recipe", loader)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["probed_recipe"] = module  # dataclasses look their module up

@@ -35,6 +35,13 @@ def test_tables_are_wide_where_there_is_no_terminal(capsys):
     assert text.count("-  ") >= 2
 
 
+def test_a_title_is_printed_as_it_is(capsys):
+    """A path in square brackets is text, neither a style nor an error."""
+    out().print(facts_table("runs/a[/b]", {"[v1] x": 1}))
+    text = capsys.readouterr().out
+    assert "runs/a[/b]" in text and "[v1] x" in text
+
+
 def test_json_is_alone_on_stdout(capsys):
     """It reads back."""
     print_json({"a": [1]})

@@ -279,6 +279,15 @@ def test_the_command_milestone(run):
     assert isinstance(result.exception, ConfigError) and result.exception.exit_code == 2
 
 
+def test_a_pin_of_no_run_is_not_released(tmp_path):
+    """A mistyped path is refused, as when pinning."""
+    for release in (True, False):
+        with pytest.raises(ConfigError) as caught:
+            pin(tmp_path / "nope", 300, release=release)
+        assert caught.value.found == "no run.json"
+        assert caught.value.where == str(tmp_path / "nope")
+
+
 def test_the_command_pin(run):
     """Pinned and released, as JSON too."""
     assert json.loads(command("pin", run.path, 100, "--json").stdout) == {
