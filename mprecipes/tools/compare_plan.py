@@ -11,6 +11,7 @@ whose name contains it; several patterns are joined by `+`. A mode named twice i
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -66,8 +67,14 @@ class Job:
 
 
 def slug_of(name: str) -> str:
-    """Gives an arm's name as its folder's."""
-    return re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-")
+    """Gives an arm's name as its folder's, which no other arm has.
+
+    A dash stands for a single `:`, `=`, `#` or `*`; where more than that is lost, a digest follows.
+    """
+    slug = re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-")
+    if slug == re.sub(r"[:=#*]", "-", name):
+        return slug
+    return f"{slug}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
 
 
 def parse_arms(text: str) -> list[ArmPlan]:
@@ -82,6 +89,8 @@ def parse_arms(text: str) -> list[ArmPlan]:
         same = sum(each.name.split("#")[0] == arm.name for each in arms)
         if same:
             arm = ArmPlan(f"{arm.name}#{same + 1}", arm.mode, arm.numerics, arm.planted)
+        if twin := next((each for each in arms if each.slug == arm.slug), None):
+            raise _refused(word, f"a folder of its own, not that of {twin.name}", "leave one out")
         arms.append(arm)
     if not any(arm.name == REFERENCE for arm in arms):
         raise ConfigError(

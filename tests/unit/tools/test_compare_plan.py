@@ -2,6 +2,7 @@
 """Arms are read as they are meant, and every run gets the same but for its arm and seed."""
 
 import json
+import re
 
 import pytest
 
@@ -54,9 +55,20 @@ def test_a_mode_twice_is_two_arms():
     ]  # fmt: skip
 
 
+def test_arms_that_differ_by_a_wildcard_have_folders_of_their_own():
+    """What a file name cannot hold is told apart by a digest of the arm's name."""
+    patterns = ["proj", "*proj", "proj*", "?proj", "[pq]roj", "*proj*"]
+    arms = parse_arms(",".join(["fp32", *(f"bf16:keep_in_fp32={each}" for each in patterns)]))
+    slugs = [arm.slug for arm in arms]
+    assert slugs[:3] == ["fp32", "bf16-keep_in_fp32-proj", "bf16-keep_in_fp32-proj-144050"]
+    assert len(set(slugs)) == 7
+    assert all(re.fullmatch(r"[A-Za-z0-9._+-]+", slug) for slug in slugs)
+
+
 @pytest.mark.parametrize(
     ("text", "found", "expected"),
     [
+        ("fp32,bf16:a=b-c,bf16:a=b=c", "'bf16:a=b=c'", "its own, not that of bf16:a=b-c"),
         ("fp32,bf17", "'bf17'", "a mode of fp32, tf32, bf16, fp16, fp8"),
         ("fp32,fp16:scale", "'fp16:scale'", "settings as name=value"),
         ("bf16,fp16", "'bf16,fp16'", "fp32 among them"),
