@@ -27,7 +27,10 @@ app = typer.Typer(
     help="Recipes for training in mixed precision that recover, and show the proof.",
     no_args_is_help=True,
     add_completion=False,
-    context_settings={"max_content_width": 100},
+    context_settings={
+        "max_content_width": 100,
+        "token_normalize_func": lambda name: name.replace("-", "_"),  # --dry-run is --dry_run
+    },
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )

@@ -154,6 +154,17 @@ def parse_seeds(text: str) -> list[int]:
     return list(dict.fromkeys(map(int, words)))
 
 
+def spelled(arguments: Sequence[str]) -> list[str]:
+    """Gives a recipe's arguments with `_` in the names of options, which may be typed with `-`."""
+    words = []
+    for word in arguments:
+        name, equals, value = word.partition("=")
+        if word.startswith("--"):
+            word = "--" + name.removeprefix("--").replace("-", "_") + equals + value
+        words.append(word)
+    return words
+
+
 def read_options(config: Path | None, arguments: Sequence[str]) -> dict[str, Any]:
     """Gives what a YAML and the command line say of a recipe's options, the latter as text.
 
@@ -174,6 +185,7 @@ def read_options(config: Path | None, arguments: Sequence[str]) -> dict[str, Any
                 action="name one of recipes/configs/",
             )
         options |= read
+    arguments = spelled(arguments)
     for index, word in enumerate(arguments):
         if word.startswith("--"):
             name, has_value, value = word.removeprefix("--").partition("=")
@@ -195,12 +207,13 @@ def plan_jobs(
     trained close in time.
 
     Args:
-        arguments: options for the recipe, unchanged, the same for every run.
+        arguments: options for the recipe, the same for every run.
         steps: None for `max_steps` of the config.
 
     Raises:
         ConfigError: an option that the comparison sets itself, or no number of steps.
     """
+    arguments = spelled(arguments)
     own = {"precision", "seed", "output_dir", "config"} & {
         word.removeprefix("--").partition("=")[0] for word in arguments if word.startswith("--")
     }

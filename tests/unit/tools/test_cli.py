@@ -248,3 +248,18 @@ def test_an_error_of_the_disk_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err == (
         "mprecipes: PermissionError: [Errno 13] Permission denied: 'runs/demo'\n"
     )
+
+
+def test_options_may_be_typed_with_dashes(a_run, monkeypatch):
+    """A command takes `--dry-run` for `--dry_run`, as recipes do; what is not its own goes on."""
+    assert as_json("prune", a_run, "--dry-run", "--keep-last=1")["dry_run"] is True
+    given = {}
+
+    def run_drill(recipe, folder, **options):
+        given.update(options, folder=folder)
+        raise ConfigError("seen", expected="x", where="y", action="z")
+
+    monkeypatch.setattr("mprecipes.tools.drill.run_drill", run_drill)
+    run("drill", "r.py", "--output-dir", "a-b", "--kill-during", "save", "--max-steps", "3")
+    assert given["folder"] == Path("a-b")
+    assert (given["kill_during"], given["arguments"]) == ("save", ["--max-steps", "3"])

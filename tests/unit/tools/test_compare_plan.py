@@ -15,6 +15,7 @@ from mprecipes.tools.compare_plan import (
     parse_seeds,
     plan_jobs,
     read_options,
+    spelled,
 )
 from tests.fix64 import RECIPE, ROOT
 from tests.house_rules import load_config_class
@@ -146,6 +147,22 @@ def test_what_the_comparison_sets_is_not_taken_twice(tmp_path, word):
                   steps=6)  # fmt: skip
     assert word.split("=")[0] in refused.value.found
     assert "--precisions" in refused.value.action
+
+
+def test_names_of_options_may_be_typed_with_dashes(tmp_path):
+    """As a recipe takes them: the steps are read, the evaluations kept; values stay as they are."""
+    typed = ["--max-steps", "10", "--eval-steps=5", "--run-name=a-b", "--labels", "c-d", "-1"]
+    assert spelled(typed) == [
+        "--max_steps", "10", "--eval_steps=5", "--run_name=a-b", "--labels", "c-d", "-1",
+    ]  # fmt: skip
+    assert read_options(None, typed)["max_steps"] == "10"
+    jobs, steps = plan_jobs(parse_arms("fp32"), [0], folder=tmp_path, config=None,
+                            arguments=typed, steps=None)  # fmt: skip
+    assert steps == 10
+    assert jobs[0].words.count("--eval_steps=5") == 1 and "--eval_steps" not in jobs[0].words
+    with pytest.raises(ConfigError, match="--output_dir for the recipe"):
+        plan_jobs(parse_arms("fp32"), [0], folder=tmp_path, config=None,
+                  arguments=["--output-dir", "x"], steps=10)  # fmt: skip
 
 
 def test_options_of_a_file_that_is_none(tmp_path):
