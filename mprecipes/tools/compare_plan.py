@@ -20,9 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mprecipes.errors import ConfigError
+from mprecipes.identity.values import Refused, check_value, read_argument, read_yaml
 
 MODES = ("fp32", "tf32", "bf16", "fp16", "fp8")
 REFERENCE = "fp32"
@@ -174,17 +173,14 @@ def read_options(config: Path | None, arguments: Sequence[str]) -> dict[str, Any
     options: dict[str, Any] = {}
     if config is not None:
         try:
-            read = yaml.safe_load(config.read_text(encoding="utf-8")) or {}
-        except (OSError, yaml.YAMLError) as error:
-            read = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        if not isinstance(read, dict):
+            options |= {name: value for name, (value, _) in read_yaml(config).items()}
+        except ConfigError as error:
             raise ConfigError(
-                str(read)[:200],
+                error.found,
                 expected="a YAML file of options",
-                where=f"--config {config}",
-                action="name one of recipes/configs/",
-            )
-        options |= read
+                where=f"--config {error.where}",
+                action="name one of recipes/configs/, or correct the file",
+            ) from None
     arguments = spelled(arguments)
     for index, word in enumerate(arguments):
         if word.startswith("--"):
@@ -237,8 +233,7 @@ def plan_jobs(
     common = [*(["--config", str(config)] if config else []), *arguments, "--max_steps", str(steps)]
     if not any(word.partition("=")[0] == "--eval_steps" for word in arguments):
         common += ["--eval_steps", str(evaluate_every(steps))]
-    base = options.get("numerics") or {}
-    base = yaml.safe_load(base) if isinstance(base, str) else base
+    base = _numerics(options.get("numerics"))
     jobs = []
     for seed in seeds:
         for arm in arms:
@@ -250,6 +245,21 @@ def plan_jobs(
                 words.append("--allow_unvalidated_fp8")  # to find out is what this is for
             jobs.append(Job(arm, seed, run, [*words, "--output_dir", str(run)]))
     return jobs, steps
+
+
+def _numerics(value: Any) -> dict[str, Any]:
+    """Gives the settings that an arm's own are added to, read as the recipe reads them."""
+    kind = dict[str, Any] | None
+    try:
+        value = read_argument(value, kind) if isinstance(value, str) else value
+        return check_value(value, kind) or {}
+    except Refused as error:
+        raise ConfigError(
+            f"numerics is {error.found}",
+            expected=error.expected,
+            where="--numerics, or numerics of the config",
+            action=error.action,
+        ) from None
 
 
 def evaluate_every(steps: int) -> int:

@@ -165,8 +165,44 @@ def test_names_of_options_may_be_typed_with_dashes(tmp_path):
                   arguments=["--output-dir", "x"], steps=10)  # fmt: skip
 
 
+def numerics_of(folder, *typed, yaml="", arm="fp16:scale=8"):
+    """Gives the settings that an arm's launch is given, beside those of a config and typed ones."""
+    (folder / "c.yaml").write_text(yaml)
+    jobs, _ = plan_jobs(parse_arms(f"fp32,{arm}"), [0], folder=folder, config=folder / "c.yaml",
+                        arguments=typed, steps=6)  # fmt: skip
+    words = jobs[1].words
+    return json.loads(words[len(words) - words[::-1].index("--numerics")])
+
+
+def test_an_arms_settings_are_added_to_the_configs(tmp_path):
+    """Numbers stay numbers, none is none, and the command line wins."""
+    yaml = "numerics: {max_skipped: 1e4, loss_scale: 2}\n"
+    assert numerics_of(tmp_path, yaml=yaml) == {"max_skipped": 1e4, "loss_scale": 8}
+    for nothing in ("none", "null"):
+        assert numerics_of(tmp_path, "--numerics", nothing, yaml=yaml) == {"loss_scale": 8}
+        assert numerics_of(tmp_path, yaml=f"numerics: {nothing}\n") == {"loss_scale": 8}
+    assert numerics_of(tmp_path, '--numerics={"a": 1e-7}') == {"a": 1e-7, "loss_scale": 8}
+
+
+@pytest.mark.parametrize(
+    ("typed", "yaml"),
+    [(["--numerics", "{a: ["], ""), (["--numerics", "7"], ""), ([], "numerics: [1]\n"),
+     ([], "numerics: {a: yes}\n")],
+)  # fmt: skip
+def test_settings_that_cannot_be_read_are_refused(tmp_path, typed, yaml):
+    """Before anything is trained, as the recipe itself would refuse them."""
+    with pytest.raises(ConfigError) as refused:
+        numerics_of(tmp_path, *typed, yaml=yaml)
+    assert refused.value.found.startswith("numerics is ")
+    assert refused.value.where == "--numerics, or numerics of the config"
+    assert refused.value.expected and refused.value.action
+
+
 def test_options_of_a_file_that_is_none(tmp_path):
     """Missing, and no mapping."""
+    (tmp_path / "torn.yaml").write_text("a: [\n")
+    with pytest.raises(ConfigError, match="--config"):
+        read_options(tmp_path / "torn.yaml", [])
     with pytest.raises(ConfigError, match="No such file"):
         read_options(tmp_path / "none.yaml", [])
     (tmp_path / "list.yaml").write_text("- 1\n")
