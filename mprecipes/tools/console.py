@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from mprecipes.observe.report import plain
+
 PLAIN_WIDTH = 140  # columns where no terminal says how many it has
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON text instead of tables.")]
 
@@ -20,8 +22,8 @@ def out() -> Console:
 
 
 def print_json(value: Any) -> None:
-    """Prints the one JSON text of a command called with `--json`."""
-    print(json.dumps(value, indent=2))
+    """Prints the one JSON text of a command called with `--json`; "nan" and "inf" are texts."""
+    print(json.dumps(plain(value), indent=2, allow_nan=False))
 
 
 def table_with(*columns: str, **options: Any) -> Table:

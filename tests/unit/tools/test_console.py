@@ -46,3 +46,10 @@ def test_json_is_alone_on_stdout(capsys):
     """It reads back."""
     print_json({"a": [1]})
     assert json.loads(capsys.readouterr().out) == {"a": [1]}
+
+
+def test_json_is_strict(capsys):
+    """What is not finite is a text: NaN and Infinity are no JSON."""
+    print_json({"loss": [float("nan"), 1.5], "rate": float("inf")})
+    text = capsys.readouterr().out
+    assert json.loads(text, parse_constant=pytest.fail) == {"loss": ["nan", 1.5], "rate": "inf"}
