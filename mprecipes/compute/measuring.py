@@ -175,3 +175,12 @@ def embedding_parameters(model: torch.nn.Module) -> set[str]:
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Embedding)
     }
+
+
+def closeness(gradient: torch.Tensor, reference: torch.Tensor) -> tuple[float, float]:
+    """Gives relative error and cosine; 0 and 1 where both are all zeros, cosine 0 where one is."""
+    left, right = gradient.double().flatten(), reference.double().flatten()
+    error = (left - right).norm() / right.norm().clamp(min=1e-30)
+    product = left.norm() * right.norm()
+    cosine = left @ right / product if product else torch.equal(left, right)
+    return float(error), float(cosine)

@@ -119,6 +119,7 @@ def parse_config(cls: type[C], argv: list[str] | None = None) -> tuple[C, Origin
     if resume_from is not None:
         with _refusals_at("--resume_from on the command line", "resume_from", "--"):
             origins.resume_from = check_value(read_argument(resume_from, int), int)
+            _check_limits(origins.resume_from, {"choices": None, "minimum": 0, "maximum": None})
     origins.allow_unvalidated_fp8 = typed.pop("allow_unvalidated_fp8", False)
     for name, field in fields.items():
         places[name] = f"the default of {name} in {cls.__name__}"
@@ -276,7 +277,7 @@ def _parse_words(cls: Any, kinds: Mapping[str, Any], argv: list[str]) -> dict[st
         help="print the resolved config and where each value came from, then exit",
     )  # fmt: skip
     parser.add_argument(
-        "--accept", nargs="+", metavar="CHANGE", default=SUPPRESS,
+        "--accept", action="extend", nargs="+", metavar="CHANGE", default=SUPPRESS,
         help="changes allowed at this resume, as a refusal names them: changed_learning_rate ...",
     )  # fmt: skip
     parser.add_argument(
@@ -323,5 +324,5 @@ def _as_text(field: dataclasses.Field, kind: Any) -> tuple[str, type, Any]:
     if origin is bool:
         facts.update(nargs="?", const="true")
     elif origin is list:
-        facts.update(nargs="*")
+        facts.update(action="extend", nargs="*")  # given again, it adds
     return field.name, str, dataclasses.field(default=SUPPRESS, metadata=facts)

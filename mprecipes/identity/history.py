@@ -2,6 +2,7 @@
 """What a run folder says about its run: `run.json`, read and completed, never written here."""
 
 import json
+import logging
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -11,6 +12,9 @@ from mprecipes.errors import ConfigError
 from mprecipes.identity.lease import Holder, read_holder
 
 SCHEMA = 1
+KEYS = {"run_id": str, "wandb_id": str, "recipe": dict, "created": str, "horizon": int}
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -78,16 +82,29 @@ def status_code(info: RunInfo) -> int:
 
 
 def read_run_file(path: Path) -> dict[str, Any] | None:
-    """Gives the content of a folder's `run.json`, None without one; a damaged one is refused."""
+    """Gives the content of a folder's `run.json`, None without one.
+
+    Raises:
+        ConfigError: the path is a file, or run.json is damaged, of another schema, or lacks what
+            every run writes.
+    """
     file = path / "run.json"
     try:
         facts = json.loads(file.read_text(encoding="utf-8"))
-        found = "run.json is of another kind"
-        if facts["schema"] == SCHEMA and isinstance(facts["attempts"], list):
-            return facts
         found = f"run.json has schema {facts['schema']}"
+        if facts["schema"] == SCHEMA:
+            if not (wrong := _wrong_keys(facts)):
+                return facts
+            found = f"run.json lacks {', '.join(wrong)}" if facts["attempts"] else "no attempt"
     except FileNotFoundError:
         return None
+    except NotADirectoryError:
+        raise ConfigError(
+            "a file, or a path through one",
+            expected="the folder of a run",
+            where=str(path),
+            action="name a run's output_dir, or a new folder for a new run",
+        ) from None
     except (ValueError, TypeError, KeyError) as error:
         found = f"run.json is damaged ({type(error).__name__}: {error})"
     raise ConfigError(
@@ -96,6 +113,20 @@ def read_run_file(path: Path) -> dict[str, Any] | None:
         where=str(file),
         action="put back a copy of it, or use a new --output_dir",
     )
+
+
+def _wrong_keys(facts: dict[str, Any]) -> list[str]:
+    """Names what is missing or of another type; a run writes its first attempt when it starts."""
+    wrong = [name for name, kind in KEYS.items() if not isinstance(facts.get(name), kind)]
+    if not isinstance(facts["attempts"], list) or not facts["attempts"]:
+        return [*wrong, "attempts"]
+    for number, entry in enumerate(facts["attempts"]):
+        is_whole = isinstance(entry, dict) and isinstance(entry.get("attempt"), int)
+        if not is_whole or "outcome" not in entry:
+            wrong.append(f"attempt {number} with its number and outcome")
+        elif entry["outcome"] is not None and not isinstance(entry.get("exit_code"), int):
+            wrong.append(f"the exit code of attempt {number}")
+    return wrong
 
 
 def completed(
@@ -112,7 +143,7 @@ def completed(
     }
     if holder is not None and holder.attempt == last["attempt"]:
         last["ended"] = _iso(holder.heartbeat)
-        last["step"] = max(last["step"] or 0, holder.step)
+        last["step"] = max(last.get("step") or 0, holder.step)
     return [*attempts[:-1], {**last, **failure_of_other_rank(path, last["attempt"])}]
 
 
@@ -120,14 +151,21 @@ def failure_of_other_rank(path: Path, attempt: int) -> dict[str, Any]:
     """Gives how another rank recorded its failure in an attempt, as facts for the attempt's entry.
 
     {} where none did. Of several the lowest rank counts whose end has a name of its own: one that
-    loses the connection to a failed rank only crashes.
+    loses the connection to a failed rank only crashes. A record that cannot be read is passed over.
     """
-    files = sorted((path / "failures").glob(f"attempt-{attempt:04d}-rank-*.json"))
-    failures = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    for failure in sorted(failures, key=lambda each: (each["outcome"] == "crashed", each["rank"])):
-        names = ("outcome", "exit_code", "error", "ended", "step")
-        return {**{name: failure[name] for name in names}, "failed_rank": failure["rank"]}
-    return {}
+    failures = []
+    for file in sorted((path / "failures").glob(f"attempt-{attempt:04d}-rank-*.json")):
+        try:
+            failure = json.loads(file.read_text(encoding="utf-8"))
+            facts = {name: failure[name] for name in ("outcome", "exit_code", "error", "ended")}
+            facts |= {"step": failure["step"], "failed_rank": int(failure["rank"])}
+            failures.append(facts | {"exit_code": int(failure["exit_code"])})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning(
+                "failures/%s is not counted: %s: %s", file.name, type(error).__name__, error
+            )
+    failures.sort(key=lambda each: (each["outcome"] == "crashed", each["failed_rank"]))
+    return failures[0] if failures else {}
 
 
 def _iso(seconds: float) -> str:

@@ -77,7 +77,7 @@ def read_holder(folder: Path) -> Holder | None:
         facts = json.loads(path.read_text(encoding="utf-8"))
         holder = Holder(**{name: value for name, value in facts.items() if name in known})
         return replace(holder, pid=int(holder.pid), heartbeat=float(holder.heartbeat))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, TypeError, AttributeError):
         return Holder(host="unknown", pid=0, heartbeat=path.stat().st_mtime)

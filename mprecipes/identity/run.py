@@ -278,9 +278,9 @@ def _open(path: Path, kept: _Kept, horizon: int, world_size: int, run_id: str) -
 
 def _refuse_finished(path: Path, attempts: list[dict[str, Any]], horizon: int) -> None:
     ran = [entry for entry in attempts if entry["outcome"] != "refused"]
-    if ran and ran[-1]["outcome"] == "finished" and ran[-1]["horizon"] == horizon:
+    if ran and ran[-1]["outcome"] == "finished" and ran[-1].get("horizon") == horizon:
         raise RunFinished(
-            f"this run finished all {horizon} steps at {ran[-1]['ended']}",
+            f"this run finished all {horizon} steps at {ran[-1].get('ended')}",
             expected="nothing more to do",
             where=str(path),
             action="train longer with a larger --max_steps and --accept changed_max_steps, go back "

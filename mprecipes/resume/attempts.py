@@ -16,12 +16,25 @@ def facts_of_attempts(run: Path) -> dict[int, dict[str, Any]]:
 
 
 def verdicts(reports: Path) -> dict[int, tuple[str, int]]:
-    """Gives, by attempt, its verdict and the step that was released when it began."""
-    found = [json.loads(path.read_text("utf-8")) for path in reports.glob("attempt-*.json")]
-    return {
-        each["attempt"]: (each["verdict"], each.get("base", each["step"]))
-        for each in sorted(found, key=lambda each: each["attempt"])
-    }
+    """Gives, by attempt, its verdict and the step that was released when it began.
+
+    Raises:
+        ConfigError: a report cannot be read: whether its attempt was halted is then unknown.
+    """
+    found: dict[int, tuple[str, int]] = {}
+    for path in reports.glob("attempt-*.json"):
+        try:
+            each = json.loads(path.read_text("utf-8"))
+            found[int(each["attempt"])] = (str(each["verdict"]), each.get("base", each["step"]))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"not a resume report ({type(error).__name__}: {error})",
+                expected="the JSON object that the attempt wrote",
+                where=f"{reports.name}/{path.name}",
+                action="move it out of the folder: the attempt then counts as one without a "
+                "verdict, and what it saved on probation is judged again",
+            ) from error
+    return dict(sorted(found.items()))
 
 
 def halted(reports: Path) -> set[int]:

@@ -27,7 +27,10 @@ app = typer.Typer(
     help="Recipes for training in mixed precision that recover, and show the proof.",
     no_args_is_help=True,
     add_completion=False,
-    context_settings={"max_content_width": 100},
+    context_settings={
+        "max_content_width": 100,
+        "token_normalize_func": lambda name: name.replace("-", "_"),  # --dry-run is --dry_run
+    },
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -42,12 +45,18 @@ class KillDuring(str, Enum):
 
 
 def main() -> None:
-    """Runs the command line; a `RecipeError` is printed once and decides the exit code."""
+    """Runs the command line; a `RecipeError` is printed once and decides the exit code.
+
+    Another error of a disk or a path is one line, too, and exits with 1.
+    """
     try:
         app()
     except RecipeError as error:
         print(f"mprecipes: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        print(f"mprecipes: {type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(1)
 
 
 @app.command("list", epilog="Example: mprecipes list")
@@ -60,7 +69,7 @@ def list_command(as_json: Json = False) -> None:
         return print_json(rows)
     table = table_with("recipe", "version", "file", "what it does")
     for row in rows:
-        table.add_row(row["name"], row["version"], row["path"], row["summary"])
+        table.add_row(*(escape(row[name]) for name in ("name", "version", "path", "summary")))
     out().print(table)
 
 
@@ -142,10 +151,10 @@ def verify(
     for verdict in verdicts:
         result = "verifies" if verdict.verifies else f"{len(verdict.problems)} problems"
         step = "unknown" if verdict.step is None else str(verdict.step)
-        table.add_row(verdict.path.name, verdict.kind, step, str(verdict.num_files),
+        table.add_row(escape(verdict.path.name), verdict.kind, step, str(verdict.num_files),
                       size(verdict.num_bytes), result)  # fmt: skip
     console = out()
-    console.print(table if verdicts else f"{path}: no checkpoint to verify")
+    console.print(table if verdicts else escape(f"{path}: no checkpoint to verify"))
     for verdict in verdicts:
         for problem in verdict.problems:
             console.print(f"{verdict.place}/{problem}", markup=False)
@@ -189,8 +198,8 @@ def prune(
     for row in rows:
         gone = "would be deleted" if dry_run else "deleted" if row.deleted else "not deleted"
         verdict = "stays" if row.keep else gone
-        table.add_row(str(row.step), size(row.num_bytes), verdict, row.reason)
-    out().print(table if rows else f"{run}: no checkpoints")
+        table.add_row(str(row.step), size(row.num_bytes), verdict, escape(row.reason))
+    out().print(table if rows else escape(f"{run}: no checkpoints"))
     raise typer.Exit(0 if dry_run or all(row.keep or row.deleted for row in rows) else 1)
 
 
@@ -241,7 +250,7 @@ def inspect(
     out().print(facts_table(str(checkpoint), summary))
     table = table_with("file", "rank", "size", "sha256")
     for file in files:
-        table.add_row(file["path"], str(file["rank"]), size(file["bytes"]), file["sha256"])
+        table.add_row(escape(file["path"]), str(file["rank"]), size(file["bytes"]), file["sha256"])
     out().print(table)
 
 

@@ -27,9 +27,16 @@ from mprecipes.observe.report import Written, write_report
 from mprecipes.observe.story import Story
 from mprecipes.tools.compare_fit import STEPS, batch_words, largest_batch, sizes_to_try
 from mprecipes.tools.compare_launches import Ended, run_jobs
-from mprecipes.tools.compare_plan import Job, parse_arms, parse_seeds, plan_jobs, read_options
+from mprecipes.tools.compare_plan import (
+    Job,
+    parse_arms,
+    parse_seeds,
+    plan_jobs,
+    read_options,
+    spelled,
+)
 from mprecipes.tools.compare_watch import Watch
-from mprecipes.tools.drill_launches import CHECKOUT, accelerate_launcher
+from mprecipes.tools.drill_launches import CHECKOUT, accelerate_launcher, make_folder
 from mprecipes.tools.report import tell
 from mprecipes.tools.run_records import RunRecord, missing_record, read_record
 
@@ -85,7 +92,7 @@ def run_compare(
         ConfigError: what is asked for cannot work.
         Preempted: interrupted; the same command goes on.
     """
-    recipe = find_recipe(recipe, config)
+    recipe, arguments = find_recipe(recipe, config), spelled(arguments)
     arms, numbers = parse_arms(precisions), parse_seeds(seeds)
     folder = folder.resolve()
     jobs, steps = plan_jobs(
@@ -146,7 +153,7 @@ def _keep_plan(folder: Path, fixed: dict[str, Any], open_ended: dict[str, Any]) 
                     where=str(file),
                     action="use a new --output_dir, or the options of before",
                 )
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_json_atomically(file, {**fixed, **open_ended})
 
 

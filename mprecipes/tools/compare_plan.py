@@ -11,6 +11,7 @@ whose name contains it; several patterns are joined by `+`. A mode named twice i
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -19,9 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mprecipes.errors import ConfigError
+from mprecipes.identity.values import Refused, check_value, read_argument, read_yaml
 
 MODES = ("fp32", "tf32", "bf16", "fp16", "fp8")
 REFERENCE = "fp32"
@@ -66,8 +66,14 @@ class Job:
 
 
 def slug_of(name: str) -> str:
-    """Gives an arm's name as its folder's."""
-    return re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-")
+    """Gives an arm's name as its folder's, which no other arm has.
+
+    A dash stands for a single `:`, `=`, `#` or `*`; where more than that is lost, a digest follows.
+    """
+    slug = re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-")
+    if slug == re.sub(r"[:=#*]", "-", name):
+        return slug
+    return f"{slug}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
 
 
 def parse_arms(text: str) -> list[ArmPlan]:
@@ -82,6 +88,8 @@ def parse_arms(text: str) -> list[ArmPlan]:
         same = sum(each.name.split("#")[0] == arm.name for each in arms)
         if same:
             arm = ArmPlan(f"{arm.name}#{same + 1}", arm.mode, arm.numerics, arm.planted)
+        if twin := next((each for each in arms if each.slug == arm.slug), None):
+            raise _refused(word, f"a folder of its own, not that of {twin.name}", "leave one out")
         arms.append(arm)
     if not any(arm.name == REFERENCE for arm in arms):
         raise ConfigError(
@@ -145,6 +153,17 @@ def parse_seeds(text: str) -> list[int]:
     return list(dict.fromkeys(map(int, words)))
 
 
+def spelled(arguments: Sequence[str]) -> list[str]:
+    """Gives a recipe's arguments with `_` in the names of options, which may be typed with `-`."""
+    words = []
+    for word in arguments:
+        name, equals, value = word.partition("=")
+        if word.startswith("--"):
+            word = "--" + name.removeprefix("--").replace("-", "_") + equals + value
+        words.append(word)
+    return words
+
+
 def read_options(config: Path | None, arguments: Sequence[str]) -> dict[str, Any]:
     """Gives what a YAML and the command line say of a recipe's options, the latter as text.
 
@@ -154,17 +173,15 @@ def read_options(config: Path | None, arguments: Sequence[str]) -> dict[str, Any
     options: dict[str, Any] = {}
     if config is not None:
         try:
-            read = yaml.safe_load(config.read_text(encoding="utf-8")) or {}
-        except (OSError, yaml.YAMLError) as error:
-            read = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        if not isinstance(read, dict):
+            options |= {name: value for name, (value, _) in read_yaml(config).items()}
+        except ConfigError as error:
             raise ConfigError(
-                str(read)[:200],
+                error.found,
                 expected="a YAML file of options",
-                where=f"--config {config}",
-                action="name one of recipes/configs/",
-            )
-        options |= read
+                where=f"--config {error.where}",
+                action="name one of recipes/configs/, or correct the file",
+            ) from None
+    arguments = spelled(arguments)
     for index, word in enumerate(arguments):
         if word.startswith("--"):
             name, has_value, value = word.removeprefix("--").partition("=")
@@ -186,12 +203,13 @@ def plan_jobs(
     trained close in time.
 
     Args:
-        arguments: options for the recipe, unchanged, the same for every run.
+        arguments: options for the recipe, the same for every run.
         steps: None for `max_steps` of the config.
 
     Raises:
         ConfigError: an option that the comparison sets itself, or no number of steps.
     """
+    arguments = spelled(arguments)
     own = {"precision", "seed", "output_dir", "config"} & {
         word.removeprefix("--").partition("=")[0] for word in arguments if word.startswith("--")
     }
@@ -215,8 +233,7 @@ def plan_jobs(
     common = [*(["--config", str(config)] if config else []), *arguments, "--max_steps", str(steps)]
     if not any(word.partition("=")[0] == "--eval_steps" for word in arguments):
         common += ["--eval_steps", str(evaluate_every(steps))]
-    base = options.get("numerics") or {}
-    base = yaml.safe_load(base) if isinstance(base, str) else base
+    base = _numerics(options.get("numerics"))
     jobs = []
     for seed in seeds:
         for arm in arms:
@@ -228,6 +245,21 @@ def plan_jobs(
                 words.append("--allow_unvalidated_fp8")  # to find out is what this is for
             jobs.append(Job(arm, seed, run, [*words, "--output_dir", str(run)]))
     return jobs, steps
+
+
+def _numerics(value: Any) -> dict[str, Any]:
+    """Gives the settings that an arm's own are added to, read as the recipe reads them."""
+    kind = dict[str, Any] | None
+    try:
+        value = read_argument(value, kind) if isinstance(value, str) else value
+        return check_value(value, kind) or {}
+    except Refused as error:
+        raise ConfigError(
+            f"numerics is {error.found}",
+            expected=error.expected,
+            where="--numerics, or numerics of the config",
+            action=error.action,
+        ) from None
 
 
 def evaluate_every(steps: int) -> int:

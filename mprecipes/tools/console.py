@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from mprecipes.observe.report import plain
+
 PLAIN_WIDTH = 140  # columns where no terminal says how many it has
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON text instead of tables.")]
 
@@ -20,8 +22,8 @@ def out() -> Console:
 
 
 def print_json(value: Any) -> None:
-    """Prints the one JSON text of a command called with `--json`."""
-    print(json.dumps(value, indent=2))
+    """Prints the one JSON text of a command called with `--json`; "nan" and "inf" are texts."""
+    print(json.dumps(plain(value), indent=2, allow_nan=False))
 
 
 def table_with(*columns: str, **options: Any) -> Table:
@@ -33,11 +35,11 @@ def table_with(*columns: str, **options: Any) -> Table:
 
 
 def facts_table(title: str, facts: dict[str, Any]) -> Table:
-    """Gives a table of names and values; a dash where there is no value."""
-    table = table_with("", "", title=title, show_header=False)
+    """Gives a table of names and values as they are; a dash where there is no value."""
+    table = table_with("", "", title=escape(title), show_header=False)
     for name, value in facts.items():
         text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
-        table.add_row(name, "-" if value is None or text == "" else escape(str(text)))
+        table.add_row(escape(name), "-" if value is None or text == "" else escape(str(text)))
     return table
 
 

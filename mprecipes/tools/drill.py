@@ -22,7 +22,7 @@ from mprecipes.identity.recipe import identify, read_recipe
 from mprecipes.resume.journal import read_journals
 from mprecipes.tools import processes
 from mprecipes.tools.drill_compare import Row, compare_runs
-from mprecipes.tools.drill_launches import Launches, accelerate_launcher
+from mprecipes.tools.drill_launches import Launches, accelerate_launcher, make_folder
 from mprecipes.tools.drill_report import Picture, Watch, draw
 from mprecipes.tools.verify import newest_checkpoint
 
@@ -106,7 +106,7 @@ def run_drill(
     """
     _check(recipe, folder, kill_at_steps)
     folder = folder.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     identity = identify(read_recipe(recipe), recipe)
     watch = watch or Watch(None)
     if launcher is None:

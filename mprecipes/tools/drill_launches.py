@@ -21,6 +21,23 @@ from mprecipes.tools.verify import newest_checkpoint
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
+def make_folder(folder: Path) -> None:
+    """Makes the folder after `--output_dir`, unless it is there.
+
+    Raises:
+        ConfigError: it is a file, or cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"no folder can be made here ({error.strerror})",
+            expected="a folder, or a path where one can be made",
+            where=f"--output_dir {folder}",
+            action="name another --output_dir, or correct its permissions or free space",
+        ) from error
+
+
 class Launches:
     """One drill's launches, made alike: only the folder and the planted fault differ.
 

@@ -93,7 +93,8 @@ def _clip(text: str, width: int = 44) -> str:
 
 def table_of(result: "DrillResult") -> Table:
     """Gives the drill's table: one row per compared thing."""
-    table = Table(title=f"drill of {result.recipe} ({result.status}), {result.precision}")
+    title = f"drill of {result.recipe} ({result.status}), {result.precision}"
+    table = Table(title=escape(title))
     table.add_column("compared with the uninterrupted run")
     table.add_column("count", justify="right")
     table.add_column("result")

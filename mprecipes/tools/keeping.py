@@ -24,6 +24,7 @@ from mprecipes.errors import ConfigError, RunFolderBusy
 from mprecipes.identity.history import read_run
 from mprecipes.identity.lease import read_holder
 from mprecipes.identity.values import Refused, check_value, read_yaml
+from mprecipes.tools.resume_report import report_files
 from mprecipes.tools.verify import Verdict, verify_path
 
 
@@ -139,6 +140,7 @@ def pin(run: Path, step: int, *, release: bool) -> bool:
     Raises:
         ConfigError: no such run or step.
     """
+    read_run(run)
     marker = pin_path(run / "checkpoints", step)
     if release:
         there = marker.exists()
@@ -222,14 +224,26 @@ def _refuse_live(run: Path) -> None:
 
 
 def _on_probation(run: Path) -> set[int]:
-    """Where a resume without a good verdict went on from: its step, and the one released last."""
-    reports = sorted((run / "resume").glob("attempt-*.json"), key=_attempt_of)
+    """Where a resume without a good verdict went on from: its step, and the one released last.
+
+    Raises:
+        ConfigError: the newest report cannot be read; what it keeps is then unknown.
+    """
+    reports = report_files(run)
     if not reports:
         return set()
-    report = json.loads(reports[-1].read_text(encoding="utf-8"))
-    if str(report["verdict"]).startswith("released"):
-        return set()
-    return {int(report["step"]), int(report.get("base", report["step"]))}
+    try:
+        report = json.loads(reports[-1][1].read_text(encoding="utf-8"))
+        verdict, step = report["verdict"], int(report["step"])
+        base = int(report.get("base", step))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"a resume report that cannot be read ({type(error).__name__}: {error})",
+            expected="the verdict and the step that the run wrote: they say what must stay",
+            where=str(reports[-1][1]),
+            action="put back a copy of it; move it away only if its attempt was released",
+        ) from None
+    return set() if str(verdict).startswith("released") else {step, base}
 
 
 def _open_spike(places: Places) -> int | None:

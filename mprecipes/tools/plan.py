@@ -7,7 +7,6 @@ restart each rank reads and verifies what it needs. Rates are assumptions until 
 where the run will be: `benchmarks/scale.py` and `benchmarks/save.py` measure them.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from mprecipes.errors import ConfigError
+from mprecipes.tools.console import print_json
 
 STATE_BYTES = 12  # a parameter: FP32 master and the two FP32 moments of AdamW
 WINDOW_BYTES = 16 << 20  # of a replicated state, compared over the ranks at each save
@@ -110,7 +110,8 @@ def plan(job: Job, rates: Rates | None = None) -> Plan:
     """Gives what checkpoints of a job cost.
 
     Raises:
-        ConfigError: a number is not positive.
+        ConfigError: a number is not positive, or not finite; `shared` alone may be infinite. Or a
+            result is beyond all numbers.
     """
     rates = rates or Rates()
     _check(job, rates)
@@ -136,6 +137,13 @@ def plan(job: Job, rates: Rates | None = None) -> Plan:
     restart = rates.start + commit + read + order
     mean_time = rates.hours_per_failure * 3600 / job.ranks
     interval = max(best_interval(stall, mean_time), write, job.step_seconds)
+    if not math.isfinite(interval / job.step_seconds):
+        raise ConfigError(
+            f"a save of {state:g} bytes that takes {write:g} s",
+            expected="sizes, rates and times of a real machine",
+            where="--parameters, --step_seconds and the rates",
+            action="correct the one that is out of range",
+        )
     lost = stall / interval + (interval / 2 + write + restart) / mean_time
     return Plan(
         ranks=job.ranks,
@@ -174,10 +182,12 @@ def best_interval(cost: float, mean_time: float) -> float:
 def _check(job: Job, rates: Rates) -> None:
     may_be_zero = {"largest", "commit", "order", "start"}
     for name, value in {**asdict(job), **asdict(rates)}.items():
-        if not isinstance(value, bool) and (value < 0 or (value == 0 and name not in may_be_zero)):
+        is_usable = value > 0 or (value == 0 and name in may_be_zero)
+        is_usable &= math.isfinite(value) or (name == "shared" and value == math.inf)
+        if not isinstance(value, bool) and not is_usable:
             raise ConfigError(
                 f"{name} {value:g}",
-                expected="a number above 0",
+                expected="a number above 0" if value <= 0 else "a finite number above 0",
                 where=f"--{name}",
                 action=f"give --{name} a number above 0",
             )
@@ -249,7 +259,7 @@ def plan_command(
     ]
     if as_json:
         facts: dict[str, Any] = {"rates": asdict(rates), "plans": [asdict(each) for each in plans]}
-        return print(json.dumps(facts, indent=2))
+        return print_json(facts)
     print("| " + " | ".join(COLUMNS) + " |")
     print("|" + "---|" * len(COLUMNS))
     for row in rows_of(plans):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,7 +24,7 @@ from mprecipes.compute.conversion import check_masters
 from mprecipes.compute.culprits import clean_name, parameter_parts
 from mprecipes.compute.float8 import MULTIPLE, convert_to_float8
 from mprecipes.compute.kept import keep_in_fp32
-from mprecipes.compute.measuring import StepMeasurement, embedding_parameters
+from mprecipes.compute.measuring import StepMeasurement, closeness, embedding_parameters
 from mprecipes.compute.operators import HeldOperators
 from mprecipes.compute.policy import NumericsPolicy
 from mprecipes.compute.precision import MODES, PrecisionMode, forbid_reduced_precision, why_not
@@ -32,6 +33,7 @@ from mprecipes.compute.ranks import Ranks, plan_batches
 from mprecipes.compute.scaling import LossScaler
 from mprecipes.compute.vocabulary import pad_vocabulary
 from mprecipes.data.order import SampleOrder, micro_batches
+from mprecipes.identity.recipe import read_recipe
 from mprecipes.tools.probe_causes import find_cause, round_as_reduced
 
 Weights = dict[str, torch.Tensor]
@@ -86,22 +88,19 @@ class ModeFindings:
 
 
 def load_recipe(path: Path) -> ModuleType:
-    """Gives the module of a recipe's file, `RECIPE`, `Config`, `build_model` and all."""
-    spec = importlib.util.spec_from_file_location("probed_recipe", path)
+    """Gives the module of a recipe's file, `RECIPE`, `Config`, `build_model` and all.
+
+    Raises:
+        ConfigError: no such file, or it is no recipe.
+    """
+    read_recipe(path)
+    loader = SourceFileLoader("probed_recipe", str(path))  # whatever the file's ending
+    spec = importlib.util.spec_from_loader("probed_recipe", loader)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["probed_recipe"] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
-
-
-def closeness(gradient: torch.Tensor, reference: torch.Tensor) -> tuple[float, float]:
-    """Gives relative error and cosine; 0 and 1 where both are all zeros, cosine 0 where one is."""
-    left, right = gradient.double().flatten(), reference.double().flatten()
-    error = (left - right).norm() / right.norm().clamp(min=1e-30)
-    product = left.norm() * right.norm()
-    cosine = left @ right / product if product else torch.equal(left, right)
-    return float(error), float(cosine)
 
 
 @dataclass(frozen=True)

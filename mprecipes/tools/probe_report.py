@@ -10,6 +10,7 @@ from typing import Any
 from mprecipes.compute.validation import subject, write_record
 from mprecipes.errors import ConfigError
 from mprecipes.observe.policy import needing_trackers, watch_policy
+from mprecipes.observe.report import plain
 from mprecipes.observe.tracking import Tracking
 from mprecipes.tools.probe import LIMITS, ModeFindings
 
@@ -99,13 +100,13 @@ def keep_record(
         "limits": vars(LIMITS["fp8"]),
         "hidden_size": model_config.get("hidden_size"),
     }
-    return write_record(recipe_file.parent, about, findings)
+    return write_record(recipe_file.parent, about, plain(findings))
 
 
 def write_findings(folder: Path, found: list[ModeFindings]) -> None:
     """Writes probe.json and probe.png: losses of each mode, and the cosine of each gradient."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps([findings.to_dict() for findings in found], indent=1)
+    text = json.dumps(plain([findings.to_dict() for findings in found]), indent=1)
     (folder / "probe.json").write_text(text + "\n", encoding="utf-8")
     from matplotlib.figure import Figure  # seconds, and here only
 

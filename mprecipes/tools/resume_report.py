@@ -2,6 +2,7 @@
 """Reads the resume report of one attempt, and says whether it is whole and what it concluded."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,15 @@ KEYS = {
 VERDICTS = ("on_probation", "released", "released_with_warnings", "halted")
 
 
+def report_files(run: Path) -> list[tuple[int, Path]]:
+    """Gives (attempt, file) of every resume report of a run, in order, and of no other file."""
+    found = []
+    for path in (run / "resume").glob("attempt-*.json"):
+        if number := re.fullmatch(r"attempt-(\d+)", path.stem):
+            found.append((int(number[1]), path))
+    return sorted(found)
+
+
 def read_report(run: Path, attempt: int) -> tuple[dict[str, Any], list[Check]]:
     """Gives a report's facts and its checks.
 
@@ -23,7 +33,7 @@ def read_report(run: Path, attempt: int) -> tuple[dict[str, Any], list[Check]]:
         ConfigError: there is none of this attempt, or it is not whole.
     """
     path = run / "resume" / f"attempt-{attempt:04d}.json"
-    known = sorted(int(each.stem.removeprefix("attempt-")) for each in path.parent.glob("*.json"))
+    known = [number for number, _ in report_files(run)]
     if not path.exists():
         raise ConfigError(
             f"no resume report of attempt {attempt}",

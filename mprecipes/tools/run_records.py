@@ -211,13 +211,6 @@ def read_record(
         VerificationError: a journal that was changed after it was written.
     """
     info = read_run(path)
-    if not info.attempts:
-        raise ConfigError(
-            "no attempt",
-            expected="a run that was launched: the first attempt is in run.json from the start",
-            where=str(path / "run.json"),
-            action="put back a copy of it, or leave this run out",
-        )
     journals = read_journals(path / "journal").records
     newest = {record.step: record for _, steps in sorted(journals.items()) for record in steps}
     known = [attempt["contract"] for attempt in info.attempts if "contract" in attempt]

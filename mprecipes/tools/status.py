@@ -39,7 +39,7 @@ def describe_run(path: Path) -> dict[str, Any]:
     holder = info.lease or {}
     return {
         "run_id": info.run_id,
-        "recipe": f"{info.recipe['name']}@{info.recipe['version']}",
+        "recipe": "@".join(str(info.recipe.get(name, "unknown")) for name in ("name", "version")),
         "recipe_status": info.recipe.get("status"),
         "created": info.created,
         "outcome": info.outcome,

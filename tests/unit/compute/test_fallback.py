@@ -9,7 +9,7 @@ import torch
 from mprecipes.compute.fallback import Descent, fall_back, next_rung, read_descent
 from mprecipes.compute.policy import NumericsPolicy
 from mprecipes.compute.precision import MODES
-from mprecipes.errors import FellBack, NumericsError
+from mprecipes.errors import ConfigError, FellBack, NumericsError
 from mprecipes.identity.outcome import judge
 
 CPU = torch.device("cpu")
@@ -18,8 +18,11 @@ ERROR = NumericsError("loss nan", expected="finite", where="step 7", action="loo
 
 
 def record(folder, rungs):
-    attempts = [{"attempt": n, "fallback": rung} for n, rung in enumerate(rungs)]
-    facts = {"schema": 1, "attempts": [*attempts, {"attempt": len(rungs)}]}
+    fell = {"outcome": "fell_back", "exit_code": 75}
+    attempts = [{"attempt": n, **fell, "fallback": rung} for n, rung in enumerate(rungs)]
+    facts = {"schema": 1, "run_id": "0123456789ab", "wandb_id": "0123456789ab", "recipe": {},
+             "created": "2026-11-30T10:00:00+00:00", "horizon": 100,
+             "attempts": [*attempts, {"attempt": len(rungs), "outcome": None}]}  # fmt: skip
     (folder / "run.json").write_text(json.dumps(facts))
 
 
@@ -53,6 +56,15 @@ def test_the_rungs_of_each_mode(tmp_path, mode, expected):
     assert last.policy.keep_in_fp32 == (("m.0.down",) if len(expected) > 1 else ())
     assert last.accepted == ("changed_precision", "changed_fallback")
     assert last.story()[-1].startswith("fallback since step 7: ")
+
+
+def test_a_file_in_place_of_the_run_folder_is_refused(tmp_path):
+    """The path is named before anything is built."""
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError) as caught:
+        read_descent(str(tmp_path / "file"), MODES["bf16"], POLICY)
+    assert caught.value.found == "a file, or a path through one"
+    assert caught.value.where == str(tmp_path / "file")
 
 
 def test_a_failure_without_a_place_skips_the_first_rung(tmp_path):

@@ -442,6 +442,24 @@ def test_unvalidated_fp8_is_allowed_for_one_launch():
     assert parse()[1].allow_unvalidated_fp8 is False
 
 
+def test_a_list_given_in_parts_is_all_of_them():
+    """`--accept a --accept b c` accepts all three, and so do the recipe's own lists."""
+    words = ["--accept", "changed_seed", "--accept", "changed_data", "changed_order"]
+    config, origins = parse(*words, "--labels", "a", "--labels", "b", "c", "--sizes=3")
+    assert origins.accepted == ("changed_seed", "changed_data", "changed_order")
+    assert config.labels == ["a", "b", "c"]
+    assert config.sizes == [3], "typed values stand in place of the default"
+
+
+@pytest.mark.parametrize("words", [("--resume_from", "-5"), ("--resume-from=-1",)])
+def test_no_run_resumes_from_before_its_beginning(words):
+    """A step to resume from is 0 or more."""
+    error = refusal(*words)
+    assert error.found == f"resume_from is {words[-1].rpartition('=')[2]}"
+    assert (error.expected, error.where) == ("at least 0", "--resume_from on the command line")
+    assert parse("--resume_from", "0")[1].resume_from == 0
+
+
 def test_the_step_to_resume_from_is_a_flag_of_this_launch_alone():
     """A whole number or nothing; no option of the run."""
     config, origins = parse("--resume_from", "500")

@@ -130,6 +130,10 @@ def test_folder_without_run_is_refused(tmp_path):
         ("[]", "run.json is damaged (TypeError"),
         ("{}", "run.json is damaged (KeyError: 'schema')"),
         ('{"schema": 2, "attempts": []}', "run.json has schema 2"),
+        ('{"schema": 1, "attempts": []}', "no attempt"),
+        ('{"schema": 1}', "run.json is damaged (KeyError: 'attempts')"),
+        ('{"schema": 1, "attempts": {}}', "no attempt"),
+        ('{"schema": 1, "attempts": 7}', "run.json lacks run_id, wandb_id, recipe, created, horiz"),
     ],
 )
 def test_damaged_run_file_is_refused(tmp_path, text, found):
@@ -141,6 +145,42 @@ def test_damaged_run_file_is_refused(tmp_path, text, found):
     assert caught.value.expected == "the run.json, schema 1, that a run wrote"
     assert caught.value.where == str(tmp_path / "run.json")
     assert caught.value.action == "put back a copy of it, or use a new --output_dir"
+
+
+@pytest.mark.parametrize(
+    ("attempts", "facts", "found"),
+    [
+        ([], {}, "no attempt"),
+        ([entry()], {"run_id": None}, "run.json lacks run_id"),
+        ([entry()], {"horizon": "100", "recipe": "r"}, "run.json lacks recipe, horizon"),
+        ([7], {}, "run.json lacks attempt 0 with its number and outcome"),
+        ([entry(), {"attempt": 1}], {}, "run.json lacks attempt 1 with its number and outcome"),
+        ([entry(outcome="crashed")], {}, "run.json lacks the exit code of attempt 0"),
+    ],
+)
+def test_incomplete_run_file_is_refused(tmp_path, attempts, facts, found):
+    """What is missing in run.json is named, before anything relies on it."""
+    write_run(tmp_path, *attempts, **facts)
+    with pytest.raises(ConfigError) as caught:
+        read_run(tmp_path)
+    assert caught.value.found == found
+    assert caught.value.expected == "the run.json, schema 1, that a run wrote"
+    assert caught.value.where == str(tmp_path / "run.json")
+
+
+@pytest.mark.parametrize("text", ['{"rank": 1, "outc', "[]", "{}", '{"rank": null}'])
+def test_a_failure_that_cannot_be_read_is_passed_over(tmp_path, text, caplog):
+    """A torn record of one rank hides neither the run nor the record of another rank."""
+    write_run(tmp_path, entry())
+    (tmp_path / "failures").mkdir()
+    (tmp_path / "failures" / "attempt-0000-rank-1.json").write_text(text)
+    assert read_run(tmp_path).outcome == "killed"
+    assert "failures/attempt-0000-rank-1.json is not counted" in caplog.text
+    failure = {"rank": 2, "outcome": "numerics", "exit_code": 5, "error": "rank 2: loss is nan"}
+    text = json.dumps(failure | {"ended": None, "step": 12})
+    (tmp_path / "failures" / "attempt-0000-rank-2.json").write_text(text)
+    (attempt,) = read_run(tmp_path).attempts
+    assert (attempt["outcome"], attempt["failed_rank"], attempt["step"]) == ("numerics", 2, 12)
 
 
 def test_time_is_utc():

@@ -98,7 +98,9 @@ def alike(*paths):
 
 def write_run(path, run_id="0123456789ab", attempts=1, lines=3):
     (path / "journal").mkdir(parents=True)
-    facts = {"schema": 1, "run_id": run_id, "attempts": [{}] * attempts}
+    facts = {"schema": 1, "run_id": run_id, "wandb_id": run_id, "recipe": {}, "horizon": 100,
+             "created": "2026-11-30T10:00:00+00:00",
+             "attempts": [{"attempt": n, "outcome": None} for n in range(attempts)]}  # fmt: skip
     (path / "run.json").write_text(json.dumps(facts))
     (path / "journal" / "attempt-0000.jsonl").write_text("{}\n" * lines)
 

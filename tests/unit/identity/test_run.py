@@ -284,6 +284,21 @@ def test_damaged_run_json_is_refused_and_kept(tmp_path):
     assert not (tmp_path / "lease.json").exists()
 
 
+def test_a_torn_failure_record_does_not_stop_the_next_launch(tmp_path):
+    """A run that was killed while another rank wrote its failure can be launched again."""
+    folder = tmp_path / "run"
+    with launch(folder):
+        pass
+    facts = json.loads((folder / "run.json").read_text())
+    facts["attempts"][0] |= {"outcome": None, "exit_code": None}
+    (folder / "run.json").write_text(json.dumps(facts))
+    (folder / "failures").mkdir()
+    (folder / "failures" / "attempt-0000-rank-1.json").write_text('{"rank": 1, "outc')
+    with launch(folder) as run:
+        assert run.attempt == 1
+    assert [each["outcome"] for each in attempts(folder)] == ["killed", "finished"]
+
+
 def test_output_dir_that_is_a_file_is_refused(tmp_path):
     """A path that cannot be a folder is refused with what was wrong with it."""
     (tmp_path / "file").write_text("x")

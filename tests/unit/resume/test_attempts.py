@@ -45,6 +45,19 @@ def test_verdicts_are_read_with_their_bases(reports):
     assert halted(folder) == {2}
 
 
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "null", '{"attempt": 2}', '{"attempt": 2, "verdict": "x"}']
+)
+def test_a_report_that_cannot_be_read_is_refused_by_name(reports, text):
+    """Whether its attempt was halted decides what may be resumed from."""
+    folder = reports(("released", 5))
+    (folder / "attempt-0002.json").write_text(text)
+    with pytest.raises(ConfigError) as error:
+        verdicts(folder)
+    assert error.value.where.endswith("/attempt-0002.json")
+    assert error.value.found.startswith("not a resume report (")
+
+
 def test_a_checkpoint_is_its_own_base_unless_it_is_provisional(reports):
     """Saved on probation by attempt 1 that was killed: the base is where attempt 1 began."""
     folder = reports(("on_probation", 5))

@@ -2,6 +2,7 @@
 """Each command prints what it should, as a table and as JSON, and exits with the right code."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -203,3 +204,62 @@ def test_module_and_errors(tmp_path):
     assert result.stdout == ""
     assert result.stderr.startswith(f"mprecipes: {tmp_path}: a folder with neither run.json")
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("status",), ("prune", "--dry_run"), ("milestone", 4, "m"), ("pin", 4),
+     ("pin", 4, "--release"), ("report",)],
+)  # fmt: skip
+def test_a_file_in_place_of_a_run_is_refused(tmp_path, words):
+    """A path is refused with what it is, not with a traceback."""
+    (tmp_path / "file").write_text("x")
+    command, *others = words
+    options = ["--output_dir", tmp_path / "r"] if command == "report" else []
+    error = run(command, tmp_path / "file", *others, *options).exception
+    assert isinstance(error, ConfigError) and error.exit_code == 2
+    assert error.found == "a file, or a path through one"
+    assert error.expected == "the folder of a run"
+    assert error.where == str(tmp_path / "file")
+    assert "output_dir" in error.action
+
+
+def test_square_brackets_in_a_path_are_text(a_run):
+    """Rich would take them for a style: the path is printed as it was typed."""
+    (a_run.parent / "[v1] x[").mkdir()
+    place = a_run.rename(a_run.parent / "[v1] x[/b]")
+    assert "[v1] x[/b]" in run("status", place).stdout.replace("\n", "")
+    for folder in (place / "checkpoints").iterdir():
+        shutil.rmtree(folder)
+    assert "[v1] x[/b]: no checkpoints" in run("prune", place, "--dry_run").stdout.replace("\n", "")
+    assert "[v1] x[/b]: no checkpoint to v" in run("verify", place).stdout.replace("\n", "")
+
+
+def test_an_error_of_the_disk_is_one_line(monkeypatch, capsys):
+    """What no command foresaw ends with the path, and with 1."""
+
+    def fail():
+        raise PermissionError(13, "Permission denied", "runs/demo")
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == (
+        "mprecipes: PermissionError: [Errno 13] Permission denied: 'runs/demo'\n"
+    )
+
+
+def test_options_may_be_typed_with_dashes(a_run, monkeypatch):
+    """A command takes `--dry-run` for `--dry_run`, as recipes do; what is not its own goes on."""
+    assert as_json("prune", a_run, "--dry-run", "--keep-last=1")["dry_run"] is True
+    given = {}
+
+    def run_drill(recipe, folder, **options):
+        given.update(options, folder=folder)
+        raise ConfigError("seen", expected="x", where="y", action="z")
+
+    monkeypatch.setattr("mprecipes.tools.drill.run_drill", run_drill)
+    run("drill", "r.py", "--output-dir", "a-b", "--kill-during", "save", "--max-steps", "3")
+    assert given["folder"] == Path("a-b")
+    assert (given["kill_during"], given["arguments"]) == ("save", ["--max-steps", "3"])

@@ -72,6 +72,16 @@ def test_another_plan_in_the_same_folder_is_refused(compare):
     assert "new --output_dir" in refused.value.action
 
 
+def test_an_output_dir_that_is_a_file_is_refused(compare, tmp_path):
+    """A path that cannot be a folder is named, and nothing is launched."""
+    (tmp_path / "out").write_text("x")
+    with pytest.raises(ConfigError) as refused:
+        compare(precisions="fp32", seeds="0")
+    assert refused.value.found == "no folder can be made here (File exists)"
+    assert refused.value.where == f"--output_dir {tmp_path / 'out'}"
+    assert "another --output_dir" in refused.value.action and refused.value.expected
+
+
 def test_the_largest_batch_of_each_arm(compare, tmp_path):
     """FP32 fits with 4 of 8, BF16 with 8, FP16 never: that is an outcome; the batches are kept."""
     config = tmp_path / "tiny.yaml"

@@ -2,6 +2,7 @@
 """Arms are read as they are meant, and every run gets the same but for its arm and seed."""
 
 import json
+import re
 
 import pytest
 
@@ -14,6 +15,7 @@ from mprecipes.tools.compare_plan import (
     parse_seeds,
     plan_jobs,
     read_options,
+    spelled,
 )
 from tests.fix64 import RECIPE, ROOT
 from tests.house_rules import load_config_class
@@ -54,9 +56,20 @@ def test_a_mode_twice_is_two_arms():
     ]  # fmt: skip
 
 
+def test_arms_that_differ_by_a_wildcard_have_folders_of_their_own():
+    """What a file name cannot hold is told apart by a digest of the arm's name."""
+    patterns = ["proj", "*proj", "proj*", "?proj", "[pq]roj", "*proj*"]
+    arms = parse_arms(",".join(["fp32", *(f"bf16:keep_in_fp32={each}" for each in patterns)]))
+    slugs = [arm.slug for arm in arms]
+    assert slugs[:3] == ["fp32", "bf16-keep_in_fp32-proj", "bf16-keep_in_fp32-proj-144050"]
+    assert len(set(slugs)) == 7
+    assert all(re.fullmatch(r"[A-Za-z0-9._+-]+", slug) for slug in slugs)
+
+
 @pytest.mark.parametrize(
     ("text", "found", "expected"),
     [
+        ("fp32,bf16:a=b-c,bf16:a=b=c", "'bf16:a=b=c'", "its own, not that of bf16:a=b-c"),
         ("fp32,bf17", "'bf17'", "a mode of fp32, tf32, bf16, fp16, fp8"),
         ("fp32,fp16:scale", "'fp16:scale'", "settings as name=value"),
         ("bf16,fp16", "'bf16,fp16'", "fp32 among them"),
@@ -136,8 +149,60 @@ def test_what_the_comparison_sets_is_not_taken_twice(tmp_path, word):
     assert "--precisions" in refused.value.action
 
 
+def test_names_of_options_may_be_typed_with_dashes(tmp_path):
+    """As a recipe takes them: the steps are read, the evaluations kept; values stay as they are."""
+    typed = ["--max-steps", "10", "--eval-steps=5", "--run-name=a-b", "--labels", "c-d", "-1"]
+    assert spelled(typed) == [
+        "--max_steps", "10", "--eval_steps=5", "--run_name=a-b", "--labels", "c-d", "-1",
+    ]  # fmt: skip
+    assert read_options(None, typed)["max_steps"] == "10"
+    jobs, steps = plan_jobs(parse_arms("fp32"), [0], folder=tmp_path, config=None,
+                            arguments=typed, steps=None)  # fmt: skip
+    assert steps == 10
+    assert jobs[0].words.count("--eval_steps=5") == 1 and "--eval_steps" not in jobs[0].words
+    with pytest.raises(ConfigError, match="--output_dir for the recipe"):
+        plan_jobs(parse_arms("fp32"), [0], folder=tmp_path, config=None,
+                  arguments=["--output-dir", "x"], steps=10)  # fmt: skip
+
+
+def numerics_of(folder, *typed, yaml="", arm="fp16:scale=8"):
+    """Gives the settings that an arm's launch is given, beside those of a config and typed ones."""
+    (folder / "c.yaml").write_text(yaml)
+    jobs, _ = plan_jobs(parse_arms(f"fp32,{arm}"), [0], folder=folder, config=folder / "c.yaml",
+                        arguments=typed, steps=6)  # fmt: skip
+    words = jobs[1].words
+    return json.loads(words[len(words) - words[::-1].index("--numerics")])
+
+
+def test_an_arms_settings_are_added_to_the_configs(tmp_path):
+    """Numbers stay numbers, none is none, and the command line wins."""
+    yaml = "numerics: {max_skipped: 1e4, loss_scale: 2}\n"
+    assert numerics_of(tmp_path, yaml=yaml) == {"max_skipped": 1e4, "loss_scale": 8}
+    for nothing in ("none", "null"):
+        assert numerics_of(tmp_path, "--numerics", nothing, yaml=yaml) == {"loss_scale": 8}
+        assert numerics_of(tmp_path, yaml=f"numerics: {nothing}\n") == {"loss_scale": 8}
+    assert numerics_of(tmp_path, '--numerics={"a": 1e-7}') == {"a": 1e-7, "loss_scale": 8}
+
+
+@pytest.mark.parametrize(
+    ("typed", "yaml"),
+    [(["--numerics", "{a: ["], ""), (["--numerics", "7"], ""), ([], "numerics: [1]\n"),
+     ([], "numerics: {a: yes}\n")],
+)  # fmt: skip
+def test_settings_that_cannot_be_read_are_refused(tmp_path, typed, yaml):
+    """Before anything is trained, as the recipe itself would refuse them."""
+    with pytest.raises(ConfigError) as refused:
+        numerics_of(tmp_path, *typed, yaml=yaml)
+    assert refused.value.found.startswith("numerics is ")
+    assert refused.value.where == "--numerics, or numerics of the config"
+    assert refused.value.expected and refused.value.action
+
+
 def test_options_of_a_file_that_is_none(tmp_path):
     """Missing, and no mapping."""
+    (tmp_path / "torn.yaml").write_text("a: [\n")
+    with pytest.raises(ConfigError, match="--config"):
+        read_options(tmp_path / "torn.yaml", [])
     with pytest.raises(ConfigError, match="No such file"):
         read_options(tmp_path / "none.yaml", [])
     (tmp_path / "list.yaml").write_text("- 1\n")

@@ -35,7 +35,21 @@ def test_tables_are_wide_where_there_is_no_terminal(capsys):
     assert text.count("-  ") >= 2
 
 
+def test_a_title_is_printed_as_it_is(capsys):
+    """A path in square brackets is text, neither a style nor an error."""
+    out().print(facts_table("runs/a[/b]", {"[v1] x": 1}))
+    text = capsys.readouterr().out
+    assert "runs/a[/b]" in text and "[v1] x" in text
+
+
 def test_json_is_alone_on_stdout(capsys):
     """It reads back."""
     print_json({"a": [1]})
     assert json.loads(capsys.readouterr().out) == {"a": [1]}
+
+
+def test_json_is_strict(capsys):
+    """What is not finite is a text: NaN and Infinity are no JSON."""
+    print_json({"loss": [float("nan"), 1.5], "rate": float("inf")})
+    text = capsys.readouterr().out
+    assert json.loads(text, parse_constant=pytest.fail) == {"loss": ["nan", 1.5], "rate": "inf"}

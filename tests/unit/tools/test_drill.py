@@ -120,6 +120,17 @@ def test_earlier_drill_is_not_overwritten(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["interrupted"]
 
 
+def test_an_output_dir_that_is_a_file_is_refused(tmp_path):
+    """A path that cannot be a folder is named, and nothing is launched."""
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError) as caught:
+        drill(tmp_path / "file")
+    assert caught.value.found == "no folder can be made here (File exists)"
+    assert caught.value.where == f"--output_dir {tmp_path / 'file'}"
+    assert "another --output_dir" in caught.value.action and caught.value.expected
+    assert (tmp_path / "file").read_text() == "x"
+
+
 def test_time_limit(tmp_path):
     """A run that does not end is ended, and the message says where its output is."""
     recipe = tmp_path / "endless.py"

@@ -150,6 +150,22 @@ def test_what_a_resume_went_on_from_stays_until_it_is_released(run, verdict, sta
     assert run.steps() == ([100, 300, 400] if stays else [300, 400])
 
 
+@pytest.mark.parametrize("text", ['{"verdict": "rele', "[]", '{"verdict": "released"}', ""])
+def test_a_damaged_resume_report_releases_nothing(run, text):
+    """What it keeps is unknown: nothing is deleted, and the file is named."""
+    (run.path / "resume").mkdir()
+    report = run.path / "resume" / "attempt-0001.json"
+    report.write_text(text)
+    (run.path / "resume" / "attempt-notes.json").write_text("{}")
+    for dry_run in (True, False):
+        with pytest.raises(ConfigError) as caught:
+            prune(run.path, dry_run=dry_run)
+        assert caught.value.found.startswith("a resume report that cannot be read")
+        assert caught.value.where == str(report)
+        assert "put back a copy" in caught.value.action and caught.value.expected
+    assert run.steps() == [100, 200, 300, 400]
+
+
 def test_a_milestone_by_hand(run):
     """A copy that verifies, also while the run is going on; no pin is left behind."""
     lease(run)
@@ -261,6 +277,15 @@ def test_the_command_milestone(run):
         cli.app, ["milestone", str(run.path), "300", "half"], catch_exceptions=True
     )
     assert isinstance(result.exception, ConfigError) and result.exception.exit_code == 2
+
+
+def test_a_pin_of_no_run_is_not_released(tmp_path):
+    """A mistyped path is refused, as when pinning."""
+    for release in (True, False):
+        with pytest.raises(ConfigError) as caught:
+            pin(tmp_path / "nope", 300, release=release)
+        assert caught.value.found == "no run.json"
+        assert caught.value.where == str(tmp_path / "nope")
 
 
 def test_the_command_pin(run):

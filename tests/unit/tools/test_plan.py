@@ -107,6 +107,36 @@ def test_a_number_that_cannot_be_is_refused(name):
     assert error.expected == "a number above 0" and error.action.startswith(f"give --{name}")
 
 
+@pytest.mark.parametrize("name", ["parameters", "step_seconds", "largest"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_is_refused(name, value):
+    """Of a job every number is finite."""
+    with pytest.raises(ConfigError) as caught:
+        plan(replace(Job(1e9, 8), **{name: value}), RATES)
+    assert (caught.value.found, caught.value.where) == (f"{name} {value:g}", f"--{name}")
+    assert caught.value.expected == "a finite number above 0"
+
+
+def test_rates_are_finite_but_for_the_shared_storage():
+    """Node-local disks have no storage in common to wait for; nothing else is infinitely fast."""
+    assert plan(Job(7e9, 64), replace(RATES, shared=math.inf)).write < 6
+    for name, value in (("shared", math.nan), ("disk", math.inf), ("copy", math.nan)):
+        with pytest.raises(ConfigError, match=f"{name} {value:g}"):
+            plan(Job(7e9, 64), replace(RATES, **{name: value}))
+    with pytest.raises(ConfigError, match="a save of inf bytes"):
+        plan(Job(1e308, 8), RATES)
+
+
+def test_infinite_storage_is_strict_json():
+    """The text "inf", which every reader of JSON takes; 1e400 is refused, not a traceback."""
+    command = ["plan", "--parameters", "7e9", "--ranks", "64", "--shared", "inf", "--json"]
+    facts = json.loads(CliRunner().invoke(app, command).stdout, parse_constant=pytest.fail)
+    assert facts["rates"]["shared"] == "inf"
+    for wrong in ("1e400", "nan"):
+        error = CliRunner().invoke(app, ["plan", "--parameters", wrong, "--ranks", "8"]).exception
+        assert isinstance(error, ConfigError)
+
+
 def test_the_command_of_the_page():
     """A row for each size and number of ranks, in a table for pages; all values with --json."""
     command = ["plan", "--parameters", "7e9", "--parameters", "1e9", "--ranks", "8"]

@@ -8,12 +8,14 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from mprecipes.compute.measuring import closeness
 from mprecipes.compute.policy import NumericsPolicy
 from mprecipes.compute.precision import MODES
 from mprecipes.compute.ranks import Ranks
 from mprecipes.data.reading import read_data
+from mprecipes.errors import ConfigError
 from mprecipes.tools import probe
-from mprecipes.tools.probe import Prober, closeness, load_recipe, probe_recipe, size_warnings
+from mprecipes.tools.probe import Prober, load_recipe, probe_recipe, size_warnings
 from tests.fix64 import MODEL, RECIPE, write_rows
 from tests.toy_model import tiny_llama
 
@@ -30,6 +32,22 @@ def probed(tmp_path_factory):
         per_device_train_batch_size=4, max_steps=4, warmup_steps=1, learning_rate=1e-3,
     )  # fmt: skip
     return recipe, config, read_data(config, Ranks(), should_stop=lambda: False).train
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("nope.py", "cannot be read"), (".", "cannot be read"), ("README.md", "not Python"),
+     ("x.py", "no RECIPE")],
+)  # fmt: skip
+def test_a_file_that_is_no_recipe_is_refused(tmp_path, name, found):
+    """A wrong path, a folder, a text or another program: named, and nothing of it is run."""
+    (tmp_path / "README.md").write_text("# A title\n\nand a text\n")
+    (tmp_path / "x.py").write_text("raise SystemExit('run')\n")
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(tmp_path / name)
+    assert found in caught.value.found
+    assert caught.value.where.startswith(str(tmp_path / name))
+    assert caught.value.expected.startswith("RECIPE = Recipe(") and caught.value.action
 
 
 def test_every_mode_of_a_sound_model_passes(probed):

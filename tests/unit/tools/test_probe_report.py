@@ -2,6 +2,7 @@
 """The record that FP8 runs look for is what the probe found, passed or not."""
 
 import json
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -49,6 +50,21 @@ def test_findings_are_kept_as_json_and_a_picture(tmp_path):
     found = json.loads((tmp_path / "out" / "probe.json").read_text())
     assert found[1]["worst"] == ["b.weight", 0.2, 0.97]
     assert (tmp_path / "out" / "probe.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_mode_that_diverged_is_strict_json(tmp_path):
+    """A loss that is NaN is the text "nan" in probe.json and in the record."""
+    found = findings(False)
+    found[1].losses[1] = found[1].loss_gap = math.nan
+    found[1].layers["b.weight"] = [math.inf, math.nan]
+    write_findings(tmp_path / "out", found)
+    kept = keep_record(tmp_path / "r.py", RECIPE, CONFIG, "rowwise", found, 24)
+    read = [
+        json.loads(path.read_text(), parse_constant=pytest.fail)
+        for path in (tmp_path / "out" / "probe.json", kept)
+    ]
+    assert read[0][1]["losses"] == [2.0, "nan"]
+    assert read[1]["loss_gap"] == "nan"
 
 
 class Notes:

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from mprecipes.errors import ConfigError
 from mprecipes.tools.cli import app
-from mprecipes.tools.resume_report import concluded_well, read_report
+from mprecipes.tools.resume_report import concluded_well, read_report, report_files
 
 FIVE = ("weights", "optimizer", "data_order", "communication", "throughput")
 
@@ -45,6 +45,16 @@ def test_as_json_it_is_the_report_itself(run):
     """One JSON text and nothing else."""
     done = CliRunner().invoke(app, ["verify", str(run), "--resume_report", "1", "--json"])
     assert json.loads(done.output)["verdict"] == "released"
+
+
+def test_other_files_beside_reports_are_no_reports(run):
+    """Neither a note nor another tool's file hides a report."""
+    for name in ("notes.json", "attempt-old.json", "attempt-0003.json.bak"):
+        (run / "resume" / name).write_text("{}")
+    assert report_files(run) == [
+        (number, run / "resume" / f"attempt-000{number}.json") for number in (1, 2)
+    ]
+    assert concluded_well(read_report(run, 1)[0])
 
 
 def test_an_attempt_without_a_report_is_refused(run):
