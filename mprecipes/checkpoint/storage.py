@@ -34,7 +34,7 @@ MAX_FILE_BYTES = 512 << 20
 SUFFIX = ".safetensors"
 _MANY_FILES, _FEW_BYTES = 8, 32 << 20  # so many files of a rank, unless they were that small
 _CHUNK_BYTES = 16 << 20
-_HASH_THREADS = 2
+_HASH_THREADS = 2  # on two processors one: the other one is the training's
 ALIGNMENT = (
     4096  # of the memory, offsets and sizes of direct writes. Source: open(2), NOTES, O_DIRECT
 )
@@ -152,11 +152,12 @@ def put(
                 number = todo.popleft()
                 digests[number] = _sha256(contents[number])
 
-    files, helpers = [], ThreadPoolExecutor(_HASH_THREADS, thread_name_prefix="mprecipes-hash")
+    num_threads = max(1, min(_HASH_THREADS, len(os.sched_getaffinity(0)) - 1))
+    files, helpers = [], ThreadPoolExecutor(num_threads, thread_name_prefix="mprecipes-hash")
     with contextlib.ExitStack() as opened:
         opened.callback(helpers.shutdown)
         opened.callback(todo.clear)
-        hashing = [helpers.submit(hash_files) for _ in range(_HASH_THREADS)]
+        hashing = [helpers.submit(hash_files) for _ in range(num_threads)]
         for number, buffers in enumerate(contents):
             fault_point("save.before_file", step)
             name = f"tensors-rank{rank:05d}-{number:03d}{SUFFIX}"
